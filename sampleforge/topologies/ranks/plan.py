@@ -33,19 +33,7 @@ def plan_ranks(
     """Return the sizes of a run, in which a rank counts as a worker. ``world``: given if torchrun
     has started the ranks. Raises ConfigError, with the numbers, the reason and the remedy, if the
     run is not possible."""
-    launched = World.of_environment()
-    if world is None and launched is not None and launched.size > 1:
-        raise ConfigError(
-            f"WORLD_SIZE is {launched.size}, as torchrun sets it, but this process was not started "
-            "as one of its ranks, and each would train by itself; under torchrun use the command "
-            "line (train.py ddppo), or start it without torchrun"
-        )
-    if spec.num_seats > 1:
-        raise ConfigError(
-            f"{spec.env_id} has {spec.num_seats} agents, and ddppo takes single-agent environments "
-            "only: a rank learns from its own rollouts before it samples the next ones, with one "
-            "policy; use appo or apex"
-        )
+    _check_start(config, spec, world)
     cores, ranks = this_machine().cores, world.size if world else config.num_ranks
     assert ranks is not None, "resolve_defaults comes first"
     here = world.local_size if world else ranks
@@ -92,6 +80,24 @@ def plan_ranks(
     check_minibatch(config, plan, whole_rollouts=algorithm.whole_rollouts(config))
     check_lag(config, plan)
     return plan
+
+
+def _check_start(config: RanksRunConfig, spec: EnvSpec, world: World | None) -> None:
+    """Raise ConfigError for a process that torchrun has started otherwise than as a rank of
+    ``world``, and for several agents."""
+    launched = World.of_environment()
+    if world is None and launched is not None and launched.size > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {launched.size}, as torchrun sets it, but this process was not started "
+            "as one of its ranks, and each would train by itself; under torchrun use the command "
+            f"line (train.py {config.algo}), or start it without torchrun"
+        )
+    if spec.num_seats > 1:
+        raise ConfigError(
+            f"{spec.env_id} has {spec.num_seats} agents, and {config.algo} takes single-agent "
+            "environments only: a rank learns from its own rollouts before it samples the next "
+            "ones, with one policy; use appo or apex"
+        )
 
 
 def acts_on_device(config: RanksRunConfig, device: str, spec: EnvSpec) -> bool:

@@ -90,15 +90,14 @@ def wire_world(
     graph = GraphBuilder(
         config.algo, world.size + leads * num_evaluators(config), config, start, hooks
     )
+    new_model = NetworkMaker(algorithm, config, spec, start.seed)
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
     context = RankContext(
         graph,
-        algorithm,
-        config,
+        new_model,
         plan,
-        spec,
         start,
         policy.save,
         played,
@@ -110,7 +109,6 @@ def wire_world(
     node, exchange, weights = add_rank(context, join, world.local_rank)
     if world.attempt and leads:
         graph.counters.row(0)["restarts"] += 1
-    new_model = NetworkMaker(algorithm, config, spec, start.seed)
     evaluation = Evaluation()
     if leads:
         row = world.size  # below those of the ranks on other machines

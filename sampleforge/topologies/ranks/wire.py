@@ -95,10 +95,8 @@ def wire_ranks(
     queue = rollout_queue(config, spec, shape, ranks, streams)
     context = RankContext(
         graph,
-        algorithm,
-        config,
+        new_model,
         plan,
-        spec,
         start,
         policy.save,
         episodes,
@@ -149,10 +147,8 @@ class RankContext:
     queue to the recorder (None: nothing is recorded)."""
 
     graph: GraphBuilder
-    algorithm: Algorithm
-    config: Any
+    new_model: NetworkMaker
     plan: Plan
-    spec: EnvSpec
     start: ResumePoint
     save: Save
     episodes: Episodes
@@ -163,8 +159,12 @@ class RankContext:
     recorded: RolloutQueue | None = None
 
     @property
-    def new_model(self) -> NetworkMaker:
-        return NetworkMaker(self.algorithm, self.config, self.spec, self.start.seed)
+    def config(self) -> Any:
+        return self.new_model.config
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.new_model.spec
 
 
 def add_rank(
@@ -175,7 +175,7 @@ def add_rank(
     plan = dataclasses.replace(context.plan, device=join.device)
     context = dataclasses.replace(context, plan=plan)
     graph, config, rank, wakeup = context.graph, context.config, join.rank, Wakeup()
-    shape = slot_shape(context.algorithm, config, context.spec, plan.rows, join.size)
+    shape = slot_shape(context.new_model.algorithm, config, context.spec, plan.rows, join.size)
     placement = rank_placement(config, plan, rank if local_rank is None else local_rank)
     with memory_on(node_of(placement.cores)):
         slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
