@@ -45,7 +45,8 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize("words", TRAININGS)
-def test_training_commands_parse(words: list[str]) -> None:
+def test_training_commands_parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPO / "examples")  # where the page says it is run
     assert parse_config(words[0], words[1:]).env
 
 

@@ -22,6 +22,7 @@ LEARNED = {
     "curriculum": (r"distances up to (\d+) are mastered", 32.0),
     "custom_model": (r"last 100 episodes: (\S+)", 60.0),
     "minimal_appo": (r"mean return at the end: (\S+)", 200.0),
+    "own_algorithm": (r"last 100 episodes: (\S+)", 60.0),
     "play_onnx": (r"mean return of 10 episodes: (\S+)", 60.0),
     "step_by_step": (r"newest weights: (\d+) steps", 100.0),
 }

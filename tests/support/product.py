@@ -23,9 +23,18 @@ SMALL: dict[str, dict[str, Any]] = {
         "samples_per_insert": 4.0,
     },
     "marwil": {"batch_size": 64},
+    "tests.support.outside:A2cConfig": {"batch_size": 256, "rollout": 32, "num_workers": 1},
+    "tests.support.outside:SoftConfig": {
+        "num_workers": 1,
+        "rollout": 16,
+        "learning_starts": 200,
+        "replay_capacity": 5_000,
+        "batch_size": 32,
+        "samples_per_insert": 4.0,
+    },
 }
-"""Of each algorithm: what makes a run of it small. By its line here a new algorithm is asked all
-that these tests ask."""
+"""Of each algorithm, two from outside of the package among them: what makes a run of it small. By
+its line here a new algorithm is asked all that these tests ask."""
 ENV_STEPS = 1536
 
 
