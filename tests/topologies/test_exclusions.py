@@ -34,6 +34,7 @@ ALSO: dict[str, dict[str, Any]] = {
 REFUSED_ALONE = {
     "ddppo": {"sampler_only", "inference", "num_policy_workers"},
     "marwil": {"sampler_only", "benchmark"},
+    "pqn": {"compile", "cuda_graphs"},
 }
 """Fields that an algorithm refuses whatever else is given."""
 

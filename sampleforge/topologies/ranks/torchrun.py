@@ -87,9 +87,8 @@ def wire_world(
     policy = single_policy(config.algo, policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0
-    graph = GraphBuilder(
-        config.algo, world.size + leads * num_evaluators(config), config, start, hooks
-    )
+    workers = world.size + leads * num_evaluators(config)
+    graph = GraphBuilder(config.algo, workers, config, start, hooks)
     new_model = NetworkMaker(algorithm, config, spec, start.seed)
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
@@ -110,9 +109,8 @@ def wire_world(
     if world.attempt and leads:
         graph.counters.row(0)["restarts"] += 1
     evaluation = Evaluation()
-    if leads:
-        row = world.size  # below those of the ranks on other machines
-        evaluation = add_evaluators(graph, config, weights, new_model, start, "rank 0", row)
+    if leads:  # in the row below those of the ranks on other machines
+        evaluation = add_evaluators(graph, config, weights, new_model, start, "rank 0", world.size)
     group = PolicyGroup(
         policy.id,
         (node,),

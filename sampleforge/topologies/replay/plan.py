@@ -106,13 +106,7 @@ def plan_replay(
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
     check_cuda_graphs(config, device)
-    learners = config.num_learners
-    if config.batch_size % learners:
-        below = max(1, config.batch_size // learners) * learners
-        raise ConfigError(
-            f"--batch-size {config.batch_size} cannot be dealt in equal parts to --num-learners "
-            f"{learners}; nearest: {below} or {below + learners}"
-        )
+    _check_parts(config.batch_size, config.num_learners)
     sampler = plan_sampler(config, spec, device)
     if not config.is_live:
         sampler = _without_actors(
@@ -122,7 +116,9 @@ def plan_replay(
     shape = slot_shape(algorithm, config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences
     cores = cores_beside_actors(config, synchronous=False)
-    threads = learner_threads(config.model, spec, cores // (learners * config.num_policies))
+    threads = learner_threads(
+        config.model, spec, cores // (config.num_learners * config.num_policies)
+    )
     item_steps = ItemSteps(sequences.stride, sequences.learned) if sequences else ItemSteps()
     new_steps = sampler.rollout * sampler.rows
     stored = config.replay_capacity // new_steps
@@ -161,6 +157,16 @@ def plan_replay(
     )
     _check_memory(config, plan)
     return plan
+
+
+def _check_parts(batch: int, learners: int) -> None:
+    """Raise ConfigError unless a sample can be dealt in equal parts to the learners."""
+    if batch % learners:
+        below = max(1, batch // learners) * learners
+        raise ConfigError(
+            f"--batch-size {batch} cannot be dealt in equal parts to --num-learners {learners}; "
+            f"nearest: {below} or {below + learners}"
+        )
 
 
 def _without_actors(sampler: SamplerPlan, rows: int) -> SamplerPlan:
