@@ -120,7 +120,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = listed()
     for item in items:
         marks = (marker.name for marker in item.iter_markers())
-        if is_core(item.nodeid.split("[")[0], marks, getattr(item, "fixturenames", ()), long):
+        core = is_core(item.nodeid.split("[")[0], marks, getattr(item, "fixturenames", ()), long)
+        if core and item.path.is_relative_to(REPO):  # elsewhere the marker is not known
             item.add_marker(pytest.mark.core)
 
 
