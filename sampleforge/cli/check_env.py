@@ -11,7 +11,7 @@ from sampleforge.config import Checked, ConfigError, check_range, from_plain
 from sampleforge.env.config import EnvConfig
 
 if TYPE_CHECKING:
-    from sampleforge.env.check_verdicts import Finding
+    from sampleforge.tools.check_env.verdicts import Finding
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 TEXT = """\
@@ -43,13 +43,13 @@ def run(args: Sequence[str]) -> int:
     """Print the findings, and a JSON object as the last line. Return 1 if there is an error, else
     0. Raises ConfigError for bad flags."""
     config = parse_config(args)
-    from sampleforge.env.check import Progress, check_env
     from sampleforge.run.folder.atomic_file import to_json
+    from sampleforge.tools.check_env.check import CheckProgress, check_env
 
     findings: list[Finding] = []
-    with Screen(silent=config.json) as screen:
+    with CheckScreen(silent=config.json) as screen:
         for found in check_env(config, config.seconds):
-            if isinstance(found, Progress):
+            if isinstance(found, CheckProgress):
                 screen.move(found.fraction, found.doing)
             else:
                 screen.show(found)
@@ -93,7 +93,7 @@ def summary(env: str, findings: Sequence[Finding], *, every: bool) -> dict[str, 
     return {**result, "values": values, "findings": told}
 
 
-class Screen:
+class CheckScreen:
     """Shows a bar while the check runs, on a terminal, and a line per finding; nothing if
     ``silent``."""
 
@@ -112,7 +112,7 @@ class Screen:
         )
         self._task = self._bar.add_task("", total=1.0)
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> CheckScreen:
         self._bar.start()
         return self
 

@@ -1,8 +1,8 @@
 """The probe: a test of an environment in a child process before anything else starts.
 
 An environment that cannot be imported, raises, hangs or gives bad observations leads to an error
-message within seconds, and this process has not imported any of it. `sampleforge check-env` tries
-out an environment for longer, in a child process of the same kind.
+message within seconds, and this process has not imported any of it. `child_messages` does other
+work on an environment in a child process of the same kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import spawn
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
@@ -45,6 +45,19 @@ sys.path[:] = payload["path"]
 from sampleforge.env.probe_child import main
 main(payload)
 """
+
+
+class ChildWork(NamedTuple):
+    """What a child process does with an environment. ``name``: of the work, in messages;
+    ``function``: "module:name", which only the child imports. It is called with the config, a
+    function that sends a message, a dict, and the options of the work; it returns what else is in
+    the last message, or None."""
+
+    name: str
+    function: str
+
+
+PROBE = ChildWork("probe", "sampleforge.env.probe_child:try_two_rows")
 
 
 class EnvProbeError(ConfigError):
@@ -83,7 +96,7 @@ def probe(config: EnvConfig, warn: Callable[[str], None] = log.warning) -> EnvSp
     """
     spec, closing = None, ""
     try:
-        for message in child_messages(config, "probe"):
+        for message in child_messages(config, PROBE):
             if "spec" in message:
                 spec = spec_from_plain(message["spec"])
             elif message["closing"]:
@@ -102,7 +115,7 @@ def probe(config: EnvConfig, warn: Callable[[str], None] = log.warning) -> EnvSp
 
 
 def child_messages(
-    config: EnvConfig, work: Literal["probe", "check"], **options: float
+    config: EnvConfig, work: ChildWork, **options: float
 ) -> Iterator[dict[str, Any]]:
     """Do ``work`` on ``config.env`` in a child process, and yield its messages; ``options`` are
     those of the work. The errors are those of `probe`."""
@@ -115,7 +128,7 @@ def child_messages(
         os.fdopen(read_end, "rb") as answers,
     ):
         try:
-            child = _start(config, {"work": work, **options}, write_end, output, scratch)
+            child = _start(config, {"work": work, "options": options}, write_end, output, scratch)
         finally:
             os.close(write_end)
         last, hangs, stage = None, False, None
@@ -134,7 +147,7 @@ def child_messages(
         finally:
             _end(child)
         ended = Ended(child.returncode, _printed(output), hangs, stage)
-        yield _checked(config, work, last, ended)
+        yield _checked(config, work.name, last, ended)
 
 
 def _start(

@@ -1,9 +1,10 @@
-"""The child process of the probe and of `sampleforge check-env`: it tries out the environment and
-answers in lines of JSON, of which the last one is an error or is "done"."""
+"""The child process of the probe, and of other work on an environment: it does the work and answers
+in lines of JSON, of which the last one is an error or is "done"."""
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import multiprocessing
 import os
@@ -33,8 +34,8 @@ ALIVE = b" "
 
 
 def main(payload: dict[str, Any]) -> None:
-    """Do ``payload["work"]`` on ``payload["config"]``, write the messages to ``payload["fd"]``, and
-    end the process.
+    """Do ``payload["work"]``, a `ChildWork`, with ``payload["options"]`` on ``payload["config"]``,
+    write the messages to ``payload["fd"]``, and end the process.
 
     It ends with ``os._exit``, because a simulator's exit handlers may hang.
     """
@@ -52,17 +53,22 @@ def main(payload: dict[str, Any]) -> None:
             left = left[os.write(payload["fd"], left) :]
 
     wait_for_next()
+    name, function = payload["work"]
     answer: dict[str, Any]
     try:
         import_main(payload["main"])
+        work = _imported(function)
         with told_of_rows(wait_for_next):
-            answer = _work(config, payload, lambda message: tell({**message, "goes_on": True}))
+            rest = work(
+                config, lambda message: tell({**message, "goes_on": True}), **payload["options"]
+            )
+        answer = {"done": True, **(rest or {})}
     except (ConfigError, NotFiniteError) as error:
         answer = {"error": str(error)}
     except MissingMainGuard:
         answer = {"unguarded": True}
     except BaseException as error:
-        text = f"{config.env} failed in the {payload['work']}"
+        text = f"{config.env} failed in the {name}"
         answer = {"error": f"{text}\n{traceback.format_exc().strip()}", "stage": stage_of(error)}
     tell(answer)
     sys.stdout.flush()
@@ -70,18 +76,19 @@ def main(payload: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def _work(
-    config: EnvConfig, payload: dict[str, Any], tell: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
-    """Do the work that the payload asks for, and return the last message."""
-    if payload["work"] == "probe":
-        play = try_out(config)
-        tell({"spec": spec_to_plain(play.vector.spec), "stage": "closed"})
-        return {"done": True, "closing": close(play)}
-    from sampleforge.env.check_child import examine  # the probe need not wait for it
+def _imported(function: str) -> Callable[..., dict[str, Any] | None]:
+    """Return the function "module:name"."""
+    module, _, name = function.partition(":")
+    found: Callable[..., dict[str, Any] | None] = getattr(importlib.import_module(module), name)
+    return found
 
-    examine(config, payload["seconds"], tell, closes=payload["closes"])
-    return {"done": True}
+
+def try_two_rows(config: EnvConfig, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The work of the probe: tell the spec of two rows that were tried out, and return what their
+    ``close`` raised."""
+    play = try_out(config)
+    tell({"spec": spec_to_plain(play.vector.spec), "stage": "closed"})
+    return {"closing": close(play)}
 
 
 def import_main(where: dict[str, Any]) -> None:

@@ -118,13 +118,13 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 def test_flags_are_parsed_without_torch() -> None:
     """In a fresh interpreter, one after another, so that the first to bring torch is named; `env`
-    too: its probe process must start fast."""
+    and `check-env` too: their child process must start fast."""
     names = [
         name
         for name in sources()
         if name.split(".")[-1] in ("config", "spec")
         or name in ("sampleforge", "sampleforge.cli", "sampleforge.cli.running")
-        or name.startswith("sampleforge.env")
+        or name.startswith(("sampleforge.env", "sampleforge.tools.check_env"))
     ]
     script = (
         "import importlib, sys\n"

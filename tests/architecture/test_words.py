@@ -20,12 +20,10 @@ TWICE = frozenset(
         "Owner",
         "Panel",
         "Played",
-        "Progress",
         "QFunction",
         "Rule",
         "Scale",
         "Score",
-        "Screen",
         "Setting",
         "Stage",
     }

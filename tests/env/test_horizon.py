@@ -16,11 +16,11 @@ from gymnasium.wrappers import TimeLimit
 
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.config import ConfigError
-from sampleforge.env import check_verdicts as verdicts
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.time_limits import shorter_limit
 from sampleforge.env.vector import EnvVector
+from sampleforge.tools.check_env import verdicts
 from tests.support.apex_graphs import apex_config
 from tests.support.env_vectors import play, rollout
 from tests.support.envs import CodeEnv, code_reward, episode_length

@@ -11,26 +11,28 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import NamedTuple
 
-from sampleforge.env.check_verdicts import Finding, human_time
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.probe import EnvFailed, EnvProbeError, child_messages, probe
+from sampleforge.env.probe import ChildWork, EnvFailed, EnvProbeError, child_messages, probe
+from sampleforge.tools.check_env.verdicts import Finding, human_time
+
+CHECK = ChildWork("check", "sampleforge.tools.check_env.examination:examine")
 
 
-class Progress(NamedTuple):
+class CheckProgress(NamedTuple):
     """How far the check is, 0 to 1, and what it does."""
 
     fraction: float
     doing: str
 
 
-def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | Progress]:
+def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProgress]:
     """Check ``config.env`` for about ``seconds`` of play, and yield what is found as soon as it is
     known. The verdict "error" means that a training would be refused, end, or drop experience.
 
     An unknown environment, an import error, a hang and a crash are findings too; only
     MissingMainGuard is raised, see `probe`.
     """
-    yield Progress(0.0, "the probe")
+    yield CheckProgress(0.0, "the probe")
     began, not_closed = monotonic(), list[str]()
     try:
         spec = probe(config, not_closed.append)
@@ -44,14 +46,14 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | Progress]
     protocol = f"; {spec.protocol}" if spec.protocol else ""
     text = f"2 rows{rows} were made, reset and stepped in {human_time(monotonic() - began)}"
     yield Finding("ok", "start", f"{text}{protocol}")
-    progress = Progress(0.0, "starting")
+    progress = CheckProgress(0.0, "starting")
     options = {"seconds": seconds, "closes": not not_closed}
     try:
-        for message in child_messages(config, "check", **options):
+        for message in child_messages(config, CHECK, **options):
             if "finding" in message:
                 yield Finding(**message["finding"])
             elif "progress" in message:
-                progress = Progress(message["progress"], message["doing"])
+                progress = CheckProgress(message["progress"], message["doing"])
                 yield progress
     except EnvProbeError as error:
         if error.stage == "closed":

@@ -1,6 +1,6 @@
 """The verdicts of `sampleforge check-env`: what measurements of an environment mean for training.
 
-Everything here is a function of plain numbers. `sampleforge.env.check_child` measures them.
+Everything here is a function of plain numbers, which `Examination` in `examination.py` measures.
 """
 
 from __future__ import annotations

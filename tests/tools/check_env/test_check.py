@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from sampleforge.cli import main
-from sampleforge.env import check_child
-from sampleforge.env import check_verdicts as verdicts
-from sampleforge.env.check import check_env
-from sampleforge.env.check_child import examine
-from sampleforge.env.check_verdicts import Finding, Played, Spread
 from sampleforge.env.config import EnvConfig
 from sampleforge.spec import EnvSpec
+from sampleforge.tools.check_env import examination, verdicts
+from sampleforge.tools.check_env.check import check_env
+from sampleforge.tools.check_env.examination import examine
+from sampleforge.tools.check_env.verdicts import Finding, Played, Spread
 from tests.support.broken_envs import CarelessEnv
 from tests.support.graphs import spec_of
 
@@ -33,11 +32,11 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(check_child, "LEAST_STEPS", 1000)  # also where there is no time for them
+    monkeypatch.setattr(examination, "LEAST_STEPS", 1000)  # also where there is no time for them
 
     def examined(env: str, seconds: float, **kwargs: Any) -> dict[str, list[Finding]]:
         told: list[dict[str, Any]] = []
-        examine(EnvConfig(env=env, env_kwargs=kwargs), seconds, told.append)
+        examine(EnvConfig(env=env, env_kwargs=kwargs), told.append, seconds=seconds)
         assert any("progress" in message for message in told)
         found: dict[str, list[Finding]] = {}
         for message in told:
@@ -126,7 +125,7 @@ def careless() -> Iterator[str]:
 def test_a_careless_environment_gets_a_warning_for_each_fault(
     examined: Examine, careless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_child, "END_S", 0.1)
+    monkeypatch.setattr(examination, "END_S", 0.1)
     found = examined(careless, 1.5)
     (determinism,), (episodes,), (rewards,) = (
         found[name] for name in ("determinism", "episodes", "rewards")

@@ -24,8 +24,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from sampleforge.env import check_verdicts as verdicts
-from sampleforge.env.check_verdicts import Finding, LeafSeen, Played, Speed
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.multi_agent import SeatVector
@@ -38,6 +36,8 @@ from sampleforge.runtime.growth import growth_of
 from sampleforge.runtime.machine import memory_available
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import ACTION_MASK
+from sampleforge.tools.check_env import verdicts
+from sampleforge.tools.check_env.verdicts import Finding, LeafSeen, Played, Speed
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -71,7 +71,7 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Command lines of processes that Python starts once and keeps until it ends."""
 
 
-def examine(config: EnvConfig, seconds: float, tell: Tell, *, closes: bool = True) -> None:
+def examine(config: EnvConfig, tell: Tell, *, seconds: float, closes: bool = True) -> None:
     """Play for about ``seconds`` in all, and tell the findings, {"finding": ...}, and the progress,
     {"progress": fraction, "doing": text}. Raises the environment's exceptions, if it cannot be
     started or repeated; those of the long play are findings. ``closes``: False if the environments
