@@ -19,7 +19,8 @@ import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
-from sampleforge.algos.policy import Policy, SampledPolicy, autocast
+from sampleforge.algos.policy import Policy, SampledPolicy
+from sampleforge.algos.precision import autocast
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.threads import limit_threads

@@ -25,7 +25,7 @@ from sampleforge.algos.flat_parameters import (
 )
 from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS
 from sampleforge.algos.learning import GradientLearner, Tensors
-from sampleforge.algos.policy import autocast
+from sampleforge.algos.precision import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size
 from sampleforge.models.mlp_passes import q_passes_of

@@ -14,7 +14,7 @@ from sampleforge.algos.config import ImitationConfig
 from sampleforge.algos.flat_parameters import Adam
 from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS
 from sampleforge.algos.learning import GradientLearner, Tensors, to_floats
-from sampleforge.algos.policy import autocast
+from sampleforge.algos.precision import autocast
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.offline.stored_steps import Mixture, StoredBatch
 from sampleforge.ops.advantage_weighting import (

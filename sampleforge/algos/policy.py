@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.algos.direct_policy import DirectActing
+from sampleforge.algos.precision import autocast
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.models.compiled import compile_passes
 from sampleforge.models.mlp_pass import MAX_ROWS
@@ -38,14 +38,6 @@ class ArrayOutput(NamedTuple):
     actions: dict[str, Array]
     extras: dict[str, Array]
     state: Array
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """Return the context of forward passes: bf16 autocast, or full precision ("fp32")."""
-    if precision == "fp32":
-        return nullcontext()  # a disabled autocast costs 5 us, as much as a layer of CartPole's MLP
-    context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
-    return context
 
 
 class FrozenPolicy:
@@ -80,7 +72,7 @@ class FrozenPolicy:
 
 
 class ExploringPolicy(FrozenPolicy):
-    """Acts as a `FrozenPolicy` that samples, and keeps what a dataset needs of its last step:
+    """Acts as a `FrozenPolicy`, and keeps what a dataset needs of the last step that sampled:
     ``log_prob`` float32 [B] of the actions, and the ``parameters`` [B, P] of their distribution, of
     a Q-network the log-probabilities of all actions."""
 
@@ -100,6 +92,8 @@ class ExploringPolicy(FrozenPolicy):
         leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
         parameters, _, state = self.model.step(leaves, state, torch.from_numpy(is_first))
         distribution = self.model.distribution(parameters, leaves)
+        if not stochastic:
+            return {name: leaf.numpy() for name, leaf in distribution.mode().items()}, state
         chosen = distribution.sample(generator)
         if isinstance(distribution, GreedyActions):
             epsilons = torch.full(parameters.shape[:-1], EVALUATION_EPSILON)
@@ -306,12 +300,12 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         if self._direct is not None:
             self._direct.follow()
 
+    @torch.inference_mode()
     def compile(self, observations: Mapping[str, ArraySpec], sizes: Sequence[int]) -> None:
         """Compile the model's passes now, for batches of ``sizes`` rows. With more than one size
-        they work for batches of any size. The state of the generator stays the same."""
+        they work for batches of any size. No random numbers are drawn."""
         self._direct = None
         compile_passes(self._model, self._device)
-        generator_state = self._generator.get_state()
         for rows in sizes:
             obs = {
                 name: torch.zeros(
@@ -321,8 +315,8 @@ class SampledPolicy(FollowingModel[ActorCritic]):
             }
             state = torch.zeros((rows, self._model.state_size), device=self._device)
             is_first = torch.ones(rows, dtype=torch.bool, device=self._device)
-            self.act(obs, state, is_first, torch.arange(rows, device=self._device))
-        self._generator.set_state(generator_state)
+            with autocast(self._device, self._precision):
+                self._model.step(obs, state, is_first)
 
     @torch.inference_mode()
     def act(

@@ -25,7 +25,7 @@ from sampleforge.algos.flat_parameters import Adam
 from sampleforge.algos.graphed_steps import GraphedSteps
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS
 from sampleforge.algos.learning import GradientLearner, Tensors, to_floats
-from sampleforge.algos.policy import autocast
+from sampleforge.algos.precision import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
 from sampleforge.algos.update_kl import UpdateKl

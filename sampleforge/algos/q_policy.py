@@ -13,9 +13,9 @@ from sampleforge.algos.policy import (
     FollowingModel,
     NewSeed,
     PolicyOutput,
-    autocast,
     keep_seed,
 )
+from sampleforge.algos.precision import autocast
 from sampleforge.models.noisy import Noise, set_noise
 from sampleforge.models.q_network import GreedyActions, QNetwork
 from sampleforge.shared.weights import SharedWeights

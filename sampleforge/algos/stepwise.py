@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
 from sampleforge.algos.loss_columns import LossColumns, coefficients_of, metrics_of
-from sampleforge.algos.policy import autocast
+from sampleforge.algos.precision import autocast
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_passes import ActorCriticPasses
 from sampleforge.ops.policy_terms import ActionColumns, PolicyTerms, action_columns

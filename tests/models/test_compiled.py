@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.algos.policy import SampledPolicy
 from sampleforge.config import ConfigError
 from sampleforge.models.compiled import compile_passes
 from sampleforge.runtime.machine import lacking
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AppoConfig
-from tests.support.graphs import build, updates
+from tests.support.graphs import build, spec_of, updates
 from tests.support.learners import SMALL, config, model_of
 from tests.support.processes import RunCli
 from tests.support.runs import summary, train
@@ -51,6 +53,31 @@ def test_a_compiled_run_learns_what_a_plain_one_does(more: dict[str, Any]) -> No
     for before, after in zip(plain, compiled, strict=True):
         assert after == pytest.approx(before, rel=1e-4, abs=1e-5)
         assert after["ratio_deviation_first"] < 1e-5
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_row_in_the_middle_of_an_episode_begins_its_noise_anew_after_compiling() -> None:
+    """As after a restart of a policy worker: what was computed while compiling left no noise."""
+    chosen = config(env="Pendulum-v1", noise_correlation=0.5)
+    spec = spec_of(chosen)
+    actions = []
+    for compiled in (False, True):
+        model = model_of(chosen)
+        policy = SampledPolicy(
+            model,
+            SharedWeights(model.state_dict()),
+            device=torch.device("cpu"),
+            precision="fp32",
+            seed=1,
+            noise_correlation=0.5,
+            num_rows=8,
+        )
+        if compiled:
+            policy.compile(spec.observations, (8,))
+        obs = {"obs": torch.rand(8, 3, generator=torch.Generator().manual_seed(1))}
+        rows, no = torch.arange(8), torch.zeros(8, dtype=torch.bool)
+        actions.append(policy.act(obs, torch.zeros(8, 0), no, rows).actions["action"])
+    torch.testing.assert_close(actions[1], actions[0])
 
 
 def test_on_a_gpu_a_pass_is_one_cuda_graph_and_first_releases_the_last_outputs(
