@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.jobs import FILE_WIDTH
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.plot import check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
 from sampleforge.run.folder.atomic_file import to_json, write_atomically
+from sampleforge.tools.jobs.screen import FILE_WIDTH
 
 if TYPE_CHECKING:
     from rich.table import Table

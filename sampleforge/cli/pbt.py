@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.jobs import JobsFlags, JobsScreen, run_jobs
+from sampleforge.cli.jobs import JobsFlags
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range, typed
@@ -21,16 +21,9 @@ from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from sampleforge.tools.jobs.screen import JobsScreen
+    from sampleforge.tools.population.across_runs import Population, PopulationSettings
 
-    from sampleforge.tools.population.across_runs import (
-        MemberStatus,
-        Population,
-        PopulationSettings,
-    )
-
-SHOWN = 5
-"""Hyperparameters in the table of the members."""
 EXAMPLE = (
     "sampleforge pbt --population 4 --folder populations/cartpole "
     "--pbt-period 20000 --pbt-start 20000 appo --env CartPole-v1 --train-for-env-steps 200000"
@@ -80,7 +73,10 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.populations.folder import PopulationFolder
     from sampleforge.tools.jobs.launcher import open_jobs
+    from sampleforge.tools.jobs.loop import run_jobs
+    from sampleforge.tools.jobs.screen import JobsScreen
     from sampleforge.tools.population.across_runs import Population, PopulationFailed
+    from sampleforge.tools.population.table import news, table
 
     make_cwd_importable()
     settings = population_settings(flags, config)
@@ -191,6 +187,8 @@ def check_own(config: AnyConfig) -> None:
 
 def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:
     """Print the members and the result; return the exit code: 1 if no member has finished."""
+    from sampleforge.tools.population.table import table
+
     summary = population.summary()
     screen.console.print(table(population.members()))
     for text in population.take_problems():
@@ -202,59 +200,3 @@ def report(population: Population, folder: Path, screen: JobsScreen, code: int) 
         screen.say("Interrupted; the same command resumes the population")
     print(to_json(summary), flush=True)
     return code or (0 if summary["finished"] else 1)
-
-
-def news(population: Population, told: dict[str, str]) -> list[str]:
-    """Return the problems since the last call, and a line for each member whose state or round has
-    changed since it was ``told``."""
-    lines = population.take_problems()
-    for member in population.members():
-        state = member.published
-        line = f"member {member.id} {member.state}"
-        if state is not None:
-            objective = "-" if state.objective is None else f"{state.objective:,.2f}"
-            line += f"  round {state.round}  {state.env_steps:,} env steps  return {objective}"
-        if told.get(member.id) != line:
-            told[member.id] = line
-            lines.append(line)
-    return lines
-
-
-def table(members: Sequence[MemberStatus]) -> Table:
-    """Return the members as a table."""
-    from rich import box
-    from rich.table import Table
-
-    result = Table(box=box.SIMPLE_HEAD)
-    names = sorted(_varied(members), key=_importance)[:SHOWN]
-    for name in ("member", "state", "round", "env steps", "return", *names):
-        result.add_column(name, justify="left" if name == "state" else "right")
-    for member in members:
-        state = member.published
-        if state is None:
-            result.add_row(member.id, member.state)
-            continue
-        objective = "-" if state.objective is None else f"{state.objective:,.2f}"
-        values = (state.hyperparameters.get(name) for name in names)
-        result.add_row(
-            member.id,
-            member.state,
-            str(state.round),
-            f"{state.env_steps:,}",
-            objective,
-            *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values),
-        )
-    return result
-
-
-def _importance(name: str) -> tuple[int, str]:
-    """Return a sort key by which the hyperparameters that most depends on are first."""
-    from sampleforge.populations.explore import PERTURBED
-
-    return (PERTURBED.index(name) if name in PERTURBED else len(PERTURBED)), name
-
-
-def _varied(members: Sequence[MemberStatus]) -> set[str]:
-    """Return the hyperparameters that differ between the members."""
-    known = [member.published.hyperparameters for member in members if member.published]
-    return {name for values in known for name in values if values[name] != known[0].get(name)}

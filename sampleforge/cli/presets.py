@@ -10,9 +10,9 @@ from typing import Annotated
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.jobs import FILE_WIDTH
 from sampleforge.config import ConfigError, nearest
 from sampleforge.presets import preset_file, preset_names, preset_values
+from sampleforge.tools.jobs.screen import FILE_WIDTH
 from sampleforge.topologies.config import ALGOS
 
 UNMEASURED = "not measured"

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from sampleforge.cli import main, return_tuning
-from sampleforge.cli.return_tuning import Budget
+from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.tools.jobs.jobs import Work
 from sampleforge.tools.jobs.training_job import Outcome, TrainingJob, write_outcome
+from sampleforge.tools.tune import returns
+from sampleforge.tools.tune.returns import Budget
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import StartCli
 
@@ -59,9 +60,9 @@ def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, sweep: Any, total: float, each: float) -> None:
             super().__init__(sweep, total, each, lambda: 60.0 * next(minutes))
 
-    monkeypatch.setattr(return_tuning, "Budget", Fast)
-    monkeypatch.setattr("sampleforge.cli.jobs.POLL_S", 0.0)
-    monkeypatch.setattr("sampleforge.tools.jobs.launcher.open_jobs", lambda *_, **__: FakeJobs())
+    monkeypatch.setattr(returns, "Budget", Fast)
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.POLL_S", 0.0)
+    monkeypatch.setattr(returns, "open_jobs", lambda *_, **__: FakeJobs())
     monkeypatch.chdir(tmp_path)
 
 

@@ -7,22 +7,29 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sampleforge.cli.jobs import JobsScreen, run_jobs
-from sampleforge.cli.sweep import SHOWN, news, shown, table
-from sampleforge.cli.tune import TuneFlags, file_stem, write_tuned
+import yaml
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
 from sampleforge.config import ConfigError, from_plain
+from sampleforge.env.probe import EnvProbeError, probe
+from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.populations.folder import PopulationFolder
 from sampleforge.presets import preset_values
 from sampleforge.tools.jobs.config import JobsConfig
+from sampleforge.tools.jobs.launcher import open_jobs
+from sampleforge.tools.jobs.loop import run_jobs
+from sampleforge.tools.jobs.screen import JobsScreen
+from sampleforge.tools.sweep.search_space import SearchSpace, search_space
+from sampleforge.tools.sweep.spec import SweepSpec, read_spec
+from sampleforge.tools.sweep.sweep import Sweep, SweepFailed
+from sampleforge.tools.sweep.table import SHOWN, news, shown, table
+from sampleforge.tools.tune.config import TuneConfig
+from sampleforge.tools.tune.written import write_tuned
 from sampleforge.topologies.config_classes import config_class
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from sampleforge.tools.sweep.search_space import SearchSpace
-    from sampleforge.tools.sweep.spec import SweepSpec
-    from sampleforge.tools.sweep.sweep import Sweep
 
 MINUTES = 30.0
 """Default budget."""
@@ -36,21 +43,17 @@ MOST_TRIALS = 10_000
 """More trials than any budget has."""
 
 
-def run(flags: TuneFlags, out: Path) -> int:
+def tune_returns(asked: TuneConfig, out: Path) -> int:
     """Search, print the trials, write ``out``, and print the command that trains with it; return
     the exit code. After Ctrl-C the best trial so far counts. Raises ConfigError."""
-    minutes = flags.minutes or MINUTES
-    seconds = trial_seconds(flags, minutes)
-    space = _space(flags)
-    from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.tools.jobs.launcher import open_jobs
-    from sampleforge.tools.sweep.sweep import Sweep, SweepFailed
-
-    name = f"{file_stem(flags.env)}-{flags.algo}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(flags.folder or Path("sweeps") / name)
+    minutes = asked.minutes or MINUTES
+    seconds = trial_seconds(asked, minutes)
+    space = _space(asked)
+    name = f"{asked.file_stem}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(asked.folder or Path("sweeps") / name)
     with PopulationFolder(folder) as locked, tempfile.TemporaryDirectory() as scratch:
-        spec = _spec(flags, space, seconds, Path(scratch) / "sweep.yaml")
-        jobs = open_jobs(locked.path, JobsConfig(jobs=flags.jobs or 1), most=1)
+        spec = _spec(asked, space, seconds, Path(scratch) / "sweep.yaml")
+        jobs = open_jobs(locked.path, JobsConfig(jobs=asked.jobs or 1), most=1)
         try:
             sweep = Sweep(spec, locked.path, jobs)
             sweep.propose(space.defaults)
@@ -69,15 +72,15 @@ def run(flags: TuneFlags, out: Path) -> int:
         except SweepFailed as error:
             screen.say(f"nothing found: {error}")
             return 1
-        failed = _report(flags, sweep, space, screen, out, seconds)
+        failed = _report(asked, sweep, space, screen, out, seconds)
         return code or failed
 
 
-def trial_seconds(flags: TuneFlags, minutes: float) -> float:
+def trial_seconds(asked: TuneConfig, minutes: float) -> float:
     """Return the seconds of training of a trial. Raises ConfigError if the budget has no room for
     two of them."""
-    jobs = flags.jobs or 1
-    seconds = flags.seconds_per_trial or max(SHORTEST_S, round(60.0 * minutes * jobs / PARTS))
+    jobs = asked.jobs or 1
+    seconds = asked.seconds_per_trial or max(SHORTEST_S, round(60.0 * minutes * jobs / PARTS))
     if 2 * seconds > 60.0 * minutes * jobs:
         raise ConfigError(
             f"--minutes {minutes:g}: there is no time for two trials of {seconds:g} s, of which "
@@ -86,14 +89,10 @@ def trial_seconds(flags: TuneFlags, minutes: float) -> float:
     return seconds
 
 
-def _space(flags: TuneFlags) -> SearchSpace:
+def _space(asked: TuneConfig) -> SearchSpace:
     """Return the settings to search. Raises ConfigError if the environment cannot be made."""
-    from sampleforge.env.probe import EnvProbeError, probe
-    from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.tools.sweep.search_space import search_space
-
-    values = preset_values(flags.algo, flags.preset) if flags.preset else {}
-    config = from_plain(config_class(flags.algo), {**values, "env": flags.env})
+    values = preset_values(asked.algo, asked.preset) if asked.preset else {}
+    config = from_plain(config_class(asked.algo), {**values, "env": asked.env})
     make_cwd_importable()
     try:
         spec = probe(config)
@@ -102,21 +101,17 @@ def _space(flags: TuneFlags) -> SearchSpace:
     return search_space(config, spec)
 
 
-def _spec(flags: TuneFlags, space: SearchSpace, seconds: float, path: Path) -> SweepSpec:
+def _spec(asked: TuneConfig, space: SearchSpace, seconds: float, path: Path) -> SweepSpec:
     """Return the sweep, after writing it to ``path`` as a file for `sampleforge sweep`."""
-    import yaml
-
-    from sampleforge.tools.sweep.spec import read_spec
-
-    content: dict[str, Any] = {"algo": flags.algo}
-    content |= {"preset": flags.preset} if flags.preset else {}
+    content: dict[str, Any] = {"algo": asked.algo}
+    content |= {"preset": asked.preset} if asked.preset else {}
     content |= {
         "trials": MOST_TRIALS,
         "pruner": "median",
-        "config": {"env": flags.env, "train_for_seconds": seconds},
+        "config": {"env": asked.env, "train_for_seconds": seconds},
         "search": space.ranges,
     }
-    head = f"# Written by `sampleforge tune {flags.env} {flags.algo} --for return`.\n"
+    head = f"# Written by `sampleforge tune {asked.env} {asked.algo} --for return`.\n"
     path.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return read_spec(path)
 
@@ -156,10 +151,6 @@ class Budget:
 
 def _panel(budget: Budget, spec: SweepSpec) -> RenderableType:
     """Return what the terminal shows meanwhile: the time that has passed, and the trials."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.text import Text
-
     done = min(budget.passed, budget.total)
     text = Text(f"{done / 60:.1f} of {budget.total / 60:g} min")
     bar = ProgressBar(total=budget.total, completed=done, width=40)
@@ -167,7 +158,7 @@ def _panel(budget: Budget, spec: SweepSpec) -> RenderableType:
 
 
 def _report(
-    flags: TuneFlags,
+    asked: TuneConfig,
     sweep: Sweep,
     space: SearchSpace,
     screen: JobsScreen,
@@ -198,7 +189,7 @@ def _report(
     head = (
         f"# Best mean return of the last episodes, {best['value']:,.5g}, after {seconds:g} s of "
         f"training, of {summary['complete']} complete trials by\n"
-        f"# `sampleforge tune {flags.env} {flags.algo} --for return`{beside}.\n"
+        f"# `sampleforge tune {asked.env} {asked.algo} --for return`{beside}.\n"
     )
-    write_tuned(screen.console, flags, out, head, best["params"])
+    write_tuned(screen.console, asked, out, head, best["params"])
     return 0

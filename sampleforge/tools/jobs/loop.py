@@ -1,0 +1,60 @@
+"""The loop of the commands that run jobs, and its signals."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.tools.jobs.jobs import STOP_S, Jobs
+from sampleforge.tools.jobs.screen import JobsScreen
+
+POLL_S = 0.1
+KILLED_S = 5.0
+"""Seconds that jobs have to be gone after they were killed."""
+
+
+class Launched(Protocol):
+    """A sweep or a population whose training runs are jobs."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def step(self) -> None:
+        """Take what the jobs have written, and start new ones."""
+
+
+def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool) -> int:
+    """Step ``launched`` until it is done; return the exit code of the command.
+
+    The first Ctrl-C, SIGTERM or SIGHUP ends the jobs in order, with their checkpoints, a second one
+    at once; with ``leave`` they go on. Jobs that still run are ended also after an error, which is
+    raised.
+    """
+    interrupts = Interrupts(jobs.kill)
+    with interrupts:
+        interrupts.defer()
+        leaves = False
+        try:
+            while not launched.done and interrupts.received is None:
+                launched.step()
+                screen.update()
+                time.sleep(POLL_S)
+            leaves = leave and interrupts.received is not None
+        finally:
+            if jobs.running and not leaves:
+                screen.say(f"Ending {len(jobs.running)} jobs, with their checkpoints")
+                end_jobs(jobs)
+            screen.close()
+            jobs.close()
+    return interrupts.exit_code
+
+
+def end_jobs(jobs: Jobs) -> None:
+    """End all jobs in order, and at once those that take too long."""
+    for ask, seconds in ((jobs.stop, STOP_S), (jobs.kill, KILLED_S)):
+        deadline = time.monotonic() + seconds
+        while jobs.running and time.monotonic() < deadline:
+            ask()
+            jobs.take_ended()
+            time.sleep(POLL_S)

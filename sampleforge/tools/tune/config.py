@@ -1,0 +1,57 @@
+"""The configuration of a search of flags (TuneConfig). It imports no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from sampleforge.config import Checked, ConfigError, check_range, typed
+
+FOR_RETURN = ("minutes", "jobs", "folder")
+FOR_SPEED = ("allow_learning_changes",)
+"""Flags of one of the two searches."""
+
+
+@dataclass(frozen=True)
+class TuneConfig(Checked):
+    """``goal``: what the flags are for; ``algo``: as for train."""
+
+    env: str
+    algo: str
+    goal: Literal["speed", "return"] = "speed"
+    allow_learning_changes: bool = False
+    """For speed: also tune what shapes the learning: numbers of env rows, precision, batch size.
+    The fastest of these may learn nothing; off: only how the work is divided."""
+    minutes: float | None = None
+    """For return: length of the search (default: 30)."""
+    seconds_per_trial: float | None = None
+    """Seconds of each measurement, not counting start and warm-up (default: 5); for return, of each
+    training (default: a twentieth of the search, at least 15)."""
+    jobs: int | None = None
+    """For return: trainings at a time, which share the cores (default: 1)."""
+    folder: str | None = None
+    """For return: folder of the sweep that searches (default: a new one in sweeps). With that of an
+    earlier search of the same kind the search goes on."""
+    preset: str | None = None
+    """Preset to tune (default: none)."""
+    out: str | None = None
+    """File to write, for --config (default: <env>-<algo>-tuned.yaml in the working directory)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "seconds_per_trial minutes", low=0, above=True)
+        check_range(self, "jobs", low=1)
+        others = FOR_SPEED if self.goal == "return" else FOR_RETURN
+        for name in others:
+            if (value := getattr(self, name)) != getattr(TuneConfig, name):
+                wrong = "return" if self.goal == "speed" else "speed"
+                raise ConfigError(
+                    f"{typed(name, value)} is for --for {wrong}, not for --for {self.goal}; leave "
+                    "out one of the two"
+                )
+
+    @property
+    def file_stem(self) -> str:
+        """Environment and algorithm as the beginning of a file's name."""
+        return f"{re.sub(r'[^A-Za-z0-9._]+', '-', self.env)}-{self.algo}"
