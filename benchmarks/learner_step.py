@@ -30,6 +30,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.topologies.config import AppoConfig
@@ -142,13 +143,13 @@ def q_learning() -> tuple[Callable[[], None], Callable[[], None], int, float]:
     gradients = []
     for by_hand in (True, False):
         one = learner(by_hand)
-        one.update(batch, 0.4, 0.0)
+        one.update(ReplaySample(batch, 0.4), 0.0)
         gradients.append(one._optimiser.flat.chunks[0].gradient.clone())
     difference = float((gradients[0] - gradients[1]).abs().max() / gradients[1].norm())
     ours, plain = learner(True), learner(False)
     return (
-        lambda: void(ours.update(batch, 0.4, 0.0)),
-        lambda: void(plain.update(batch, 0.4, 0.0)),
+        lambda: void(ours.update(ReplaySample(batch, 0.4), 0.0)),
+        lambda: void(plain.update(ReplaySample(batch, 0.4), 0.0)),
         1,
         difference,
     )

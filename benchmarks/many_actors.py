@@ -63,16 +63,17 @@ class UpdateClock(Callback):
     def on_learner_update(self, update: Any) -> None:
         if self._spent is not None:
             return
+        from sampleforge.algos.learning import Update
         from sampleforge.algos.ppo_learner import PpoLearner
 
         self._spent = spent = np.memmap(self.file, np.float64, "r+")
         plain = PpoLearner.update
 
-        def timed(learner: PpoLearner, *args: Any) -> dict[str, float]:
+        def timed(learner: PpoLearner, *args: Any) -> Update:
             begun = process_time()
-            metrics = plain(learner, *args)
+            updated = plain(learner, *args)
             spent[0] += process_time() - begun
-            return metrics
+            return updated
 
         PpoLearner.update = timed  # type: ignore[assignment, method-assign]
 

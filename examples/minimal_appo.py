@@ -109,7 +109,7 @@ def train(config: sf.AppoConfig) -> Iterator[tuple[int, float, dict[str, float]]
         for slot in range(SLOTS_PER_BATCH):
             actor.write_rollout(slot, learner.version)
             batches.add(slot)
-        metrics = learner.update(batches.take(), progress=learner.env_steps / limit)
+        metrics = learner.update(batches.take(), learner.env_steps / limit).metrics
         yield learner.env_steps, float(np.mean(actor.returns or [0.0])), metrics
     env.close()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from sampleforge.algos.flat_parameters import (
     RmsProp,
 )
 from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS
-from sampleforge.algos.learning import GradientLearner, Tensors
+from sampleforge.algos.learning import GradientLearner, Tensors, Update
 from sampleforge.algos.precision import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size
@@ -33,20 +33,12 @@ from sampleforge.models.noisy import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.rewards import learned_rewards
 from sampleforge.ops.running_stats import Moments
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
 
 SCALE_INTERVAL = 16
 """Learner steps between updates of the rewards' scale, once it is known."""
-
-
-class UpdateResult(NamedTuple):
-    """The result of an update."""
-
-    metrics: dict[str, float]
-    errors: npt.NDArray[np.float32] | None
-    """`DqnOutput.errors` [B], from which the new priorities are made, in units of the network's
-    ``value_scale``; None if the step was skipped."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +95,21 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
         self._scale_is_known = False
         self._graphed: CapturedWork | None = None
 
-    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> UpdateResult:
-        """Learn from one batch, or from this learner's part of it.
+    def update(self, batch: ReplaySample, progress: float) -> Update:
+        """Learn from one sample, or from this learner's part of it.
 
-        ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
-        the training that is done; it drives the linear schedule. A step whose gradient is not
-        finite is skipped and counted."""
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
+        schedule. A step whose gradient is not finite is skipped and counted. The errors are those
+        of `DqnOutput`, in units of the network's ``value_scale``."""
+        for seen in batch.seen:
+            self._observe(seen)
         self._check_frozen()
-        batch = self._in_units(batch.to(self._device))
+        beta, items = batch.beta, self._in_units(batch.items.to(self._device))
         if self._graphed is None:
-            scalars = self._gradient(batch, beta)
+            scalars = self._gradient(items, beta)
         else:
             exponent = torch.full((), beta, dtype=torch.float64, device=self._device)
-            scalars = dict(self._graphed(WeightedBatch(batch, exponent)))
+            scalars = dict(self._graphed(WeightedBatch(items, exponent)))
         on_device = scalars.pop("errors")
         scalars["value_scale"] = self.model.value_scale
         metrics, errors = _fetch(scalars, on_device)
@@ -128,8 +122,9 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             self.target.load_state_dict(self.model.state_dict())
         if not finite:
             metrics.pop("td_error_mean", None)
-            return UpdateResult(metrics, None)
-        return UpdateResult({"td_error_mean": float(errors.mean()), **metrics}, errors)
+            return Update(metrics, batch.trained)
+        metrics = {"td_error_mean": float(errors.mean()), **metrics}
+        return Update(metrics, batch.trained, errors)
 
     def use_graphs(self, graphs: Graphs) -> None:
         """Compute the gradients of each batch by one of the device's ``graphs`` from now on, if the
@@ -159,7 +154,7 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             scalars["td_error_max"] = self.averaging.all_gather(own.reshape(1)).max()
         return scalars
 
-    def observe(self, seen: Mapping[str, Moments]) -> None:
+    def _observe(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of new observations into the statistics that normalise observations."""
         if self.model.normaliser is not None:
             self.model.normaliser.merge(

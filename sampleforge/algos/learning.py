@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -25,21 +27,37 @@ from sampleforge.ops.schedules import linear
 Tensors = dict[str, torch.Tensor]
 
 
+class Update(NamedTuple):
+    """The result of an update."""
+
+    metrics: dict[str, float]
+    trained: int
+    """Number of env steps that this learner has learned from."""
+    errors: npt.NDArray[np.float32] | None = None
+    """[B] of the items of a sample, from which new priorities are made; None if the step was
+    skipped, or there are no priorities."""
+
+
 class Learner(Protocol):
-    """A learner of one policy, as an object without a process. Its `update` is between it and the
-    worker that has its batches.
+    """A learner of one policy, as an object without a process.
 
     ``version``: the policy version, which never goes back. ``env_steps``: those that have led to
     its weights. ``tag``: plain values that others keep with its state. ``model``: the network that
-    is published.
+    is published. ``averaging`` connects it with the learners of the same policy in other processes.
     """
 
     version: int
     env_steps: int
     tag: dict[str, Any]
+    averaging: Averaging
 
     @property
     def model(self) -> nn.Module: ...
+
+    def update(self, batch: Any, progress: float) -> Update:
+        """Learn from a batch of the kind that the topology gives. ``progress`` (0 to 1) is the
+        fraction of the training that is done; it drives the schedules. A gradient step that is not
+        finite is skipped and counted."""
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""

@@ -13,7 +13,7 @@ from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.config import ImitationConfig
 from sampleforge.algos.flat_parameters import Adam
 from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS
-from sampleforge.algos.learning import GradientLearner, Tensors, to_floats
+from sampleforge.algos.learning import GradientLearner, Tensors, Update, to_floats
 from sampleforge.algos.precision import autocast
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.offline.stored_steps import Mixture, StoredBatch
@@ -135,8 +135,8 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
         size = torch.maximum(spread, LEAST_SPREAD**2 * returns.square().mean()).sqrt()
         self.model.rescale_values(size if size > 0 else 1.0)
 
-    def update(self, batch: StoredBatch, progress: float) -> dict[str, float]:
-        """Take one gradient step on a batch; return its metrics.
+    def update(self, batch: StoredBatch, progress: float) -> Update:
+        """Take one gradient step on a batch.
 
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
         schedule. A step whose gradient is not finite is skipped and counted."""
@@ -153,7 +153,8 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
         if finite:
             self._square = square
         taken = self._step_unless(not finite, progress)
-        return {**scalars, **taken, "data_passes": batch.passes}
+        trained = int(scalars.pop("own_trained_steps"))
+        return Update({**scalars, **taken, "data_passes": batch.passes}, trained)
 
     def _other_tensors(self) -> Tensors:
         return {"advantage_square": self._square}

@@ -24,7 +24,7 @@ from sampleforge.algos.experience import (
 from sampleforge.algos.flat_parameters import Adam
 from sampleforge.algos.graphed_steps import GraphedSteps
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS
-from sampleforge.algos.learning import GradientLearner, Tensors, to_floats
+from sampleforge.algos.learning import GradientLearner, Tensors, Update, to_floats
 from sampleforge.algos.precision import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
@@ -117,8 +117,8 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self._graphed: GraphedSteps | None = None
         self._loads = 0  # each puts the optimiser's state in another place
 
-    def update(self, batch: Batch, progress: float) -> dict[str, float]:
-        """Learn from one batch [T+1, B]; return the metrics. This waits for the device once, at the
+    def update(self, batch: Batch, progress: float) -> Update:
+        """Learn from one batch [T+1, B]. This waits for the device once, at the
         end, before the weights are published (and once more for the number of steps, if the size of
         batches varies).
 
@@ -171,7 +171,8 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
                 self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
             )
         metrics["learning_rate"] = self._learning_rate
-        return metrics
+        trained = int(metrics.pop("own_trained_steps"))
+        return Update(metrics, trained)
 
     def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return the metrics of all steps together; means are weighted by the minibatches' valid

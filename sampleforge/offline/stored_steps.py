@@ -20,6 +20,8 @@ from sampleforge.offline.config import Source
 from sampleforge.offline.dataset import Episode, open_dataset
 from sampleforge.ops.advantage_weighting import returns_to_go
 from sampleforge.ops.far_values import TypicalSize, bound_rewards
+from sampleforge.ops.running_stats import Gather
+from sampleforge.rollouts.batch_source import BatchSource, Taken
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
@@ -261,17 +263,23 @@ class StoredBatches:
         return Mixture(parts, [each.weight for each in self.inputs], self.rows, self.seed)
 
     def source(
-        self, wakeup: Wakeup, count: Mapping[str, npt.NDArray[np.float64]], version: int
+        self,
+        wakeup: Wakeup,
+        count: Mapping[str, npt.NDArray[np.float64]],
+        version: int,
+        gather: Gather,
     ) -> StoredBatchSource:
         """Return the source of the batches from number ``version`` on; see
         `sampleforge.rollouts.batch_source.Batches`."""
         return StoredBatchSource(self.mixture, self.progress, wakeup, count, version)
 
+    def take_over(self) -> None:
+        """Do nothing: the next process reads the same data."""
 
-class StoredBatchSource:
+
+class StoredBatchSource(BatchSource):
     """Gives batch after batch of stored steps until the run is done, and counts the steps of each
-    as env steps of the run once it has been learned from. A
-    `sampleforge.rollouts.batch_source.BatchSource`."""
+    as env steps of the run once it has been learned from."""
 
     def __init__(
         self,
@@ -291,19 +299,16 @@ class StoredBatchSource:
     def gather(self) -> bool:
         return False
 
-    def take(self) -> StoredBatch | None:
+    def take(self, progress: float) -> Taken | None:
         if self._progress.done:
             return None
         batch = self._mixture.batch(self._number)
         self._steps = int(batch.mask.sum())
-        return batch
+        return Taken(batch, progress)
 
-    def done(self) -> None:
+    def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
         self._number += 1
         self._count["env_steps"] += self._steps
 
     def abandon(self) -> None:
         """Do nothing: the same batch comes again."""
-
-    def close(self) -> None:
-        pass

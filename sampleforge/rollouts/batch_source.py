@@ -11,6 +11,7 @@ gives them back while the learner learns. So the actors may be one more batch ah
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.ops.running_stats import Gather
+from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.staging import Fence, side_stream
 from sampleforge.shared.wakeup import Wakeup
@@ -32,28 +34,60 @@ POLL_INTERVAL = 0.5
 """Seconds after which the thread looks for ready slots even without a wake-up."""
 
 
-class BatchSource(Protocol):
+class Taken(NamedTuple):
+    """A batch that belongs to the learner. ``progress``: the fraction (0 to 1) of the training that
+    was done when it was chosen, by which all schedules go."""
+
+    batch: Any
+    progress: float
+
+
+class BatchSource(ABC):
     """A source of complete batches, one at a time. ``wakeup`` ends a wait for the next one."""
 
     wakeup: Wakeup
 
+    @abstractmethod
     def gather(self) -> bool:
-        """Copy one ready slot, if that is the caller's work; return False if there was nothing to
-        do."""
+        """Do what there is to do for the next batch, if that is the caller's work; return False if
+        there was nothing to do."""
 
-    def take(self) -> Any:
-        """Return the next complete batch, of the kind that the learner takes, or None. It belongs
+    @abstractmethod
+    def take(self, progress: float) -> Taken | None:
+        """Return the next complete batch at this ``progress`` of the training, or None. It belongs
         to the caller until `done`."""
 
-    def done(self) -> None:
-        """Give back the batch that was taken, after learning from it and publishing the weights."""
+    def read(self, batch: Any) -> Any:
+        """Return what the learner takes of the batch that was taken, or None if nothing of it is
+        left. Called when all learners of the policy have taken theirs."""
+        return batch
 
+    @abstractmethod
+    def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
+        """Give back the batch that was taken, after learning from it and publishing the weights.
+        ``errors`` [B]: those of its items, from which new priorities are made, if it has any."""
+
+    @abstractmethod
     def abandon(self) -> None:
         """Give back the batch that was taken without learning from it, and all slots that are kept
         until an update."""
 
+    def begin_again(self) -> bool:
+        """Prepare for a new group of learners, which is formed next. Return whether the batch that
+        was taken is kept; else it was given back."""
+        return True
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the source, as values for JSON."""
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a report holds of the source."""
+        return {}
+
     def close(self) -> None:
         """Stop gathering."""
+        return
 
 
 class Batches(Protocol):
@@ -62,12 +96,18 @@ class Batches(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def source(self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int) -> BatchSource:
+    def source(
+        self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int, gather: Gather
+    ) -> BatchSource:
         """Return the source of the batches, in the learner's process. ``count``: the counters of
-        the worker; ``version``: the gradient steps so far, after which stored data continue."""
+        the worker; ``version``: the gradient steps so far, after which stored data continue;
+        ``gather``: over the learners of the policy."""
+
+    def take_over(self) -> None:
+        """Take over what the previous process of the learner had of the exchange."""
 
 
-class SerialBatchSource:
+class SerialBatchSource(BatchSource):
     """Copies one slot per call of `gather`, in the learner's own loop.
 
     ``synchronous``: slots are given back when the batch is done, otherwise as soon as they are
@@ -91,9 +131,11 @@ class SerialBatchSource:
         self._spent = spent
         self._synchronous = synchronous
         self._pending: list[int] = []
-        self._complete = False
+        self._complete = self._taken = False
 
     def gather(self) -> bool:
+        if self._complete or self._taken:
+            return False
         slot = self._exchange.take_ready(self._learner)
         if slot is None:
             return False
@@ -106,25 +148,24 @@ class SerialBatchSource:
         self._spent += perf_counter() - started
         return True
 
-    def take(self) -> Batch | None:
+    def take(self, progress: float) -> Taken | None:
         if not self._complete:
             return None
-        self._complete = False
-        return self._builder.take()
+        self._complete, self._taken = False, True
+        return Taken(self._builder.take(), progress)
 
-    def done(self) -> None:
+    def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
+        self._taken = False
         for slot in self._pending:
             self._exchange.give_back(slot)
         self._pending.clear()
 
     def abandon(self) -> None:
+        self._taken = False
         if self._synchronous:
             self.done()
             self._complete = False
             self._builder.clear()
-
-    def close(self) -> None:
-        pass
 
 
 class _Rotating(NamedTuple):
@@ -137,7 +178,7 @@ class _Rotating(NamedTuple):
     read: Fence
 
 
-class PrefetchingBatchSource:
+class PrefetchingBatchSource(BatchSource):
     """Copies slots into one batch, in a thread, while the learner learns from another batch.
 
     Copying releases the interpreter lock. On a CUDA device it uses a stream of the thread's own,
@@ -175,16 +216,16 @@ class PrefetchingBatchSource:
     def gather(self) -> bool:
         return False
 
-    def take(self) -> Batch | None:
+    def take(self, progress: float) -> Taken | None:
         if self._error is not None:
             raise self._error
         if not self._complete:
             return None
         self._learning = self._complete.popleft()
         self._learning.filled.follow()
-        return self._learning.builder.take()
+        return Taken(self._learning.builder.take(), progress)
 
-    def done(self) -> None:
+    def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
         assert self._learning is not None
         self._learning.read.mark()
         self._free.append(self._learning)
@@ -254,7 +295,9 @@ class SlotBatches:
     def __post_init__(self) -> None:
         assert not (self.prefetch and self.synchronous), "there is no next batch to gather ahead"
 
-    def source(self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int) -> BatchSource:
+    def source(
+        self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int, gather: Gather
+    ) -> BatchSource:
         """Return the source of these batches, see `Batches`; experience goes on by itself, whatever
         the ``version``."""
         spent = count["batch_s"]
@@ -274,3 +317,8 @@ class SlotBatches:
             synchronous=self.synchronous,
             learner=self.learner,
         )
+
+    def take_over(self) -> None:
+        """Give back the slots that the previous process was reading: their steps are not learned
+        from."""
+        self.exchange.give_back_all(self.learner)

@@ -3,25 +3,32 @@ which is replaced if its process is killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import torch
 
 from sampleforge.algos.averaging import Averaging, Local
-from sampleforge.algos.learning import Learner
+from sampleforge.algos.experience import Share
 from sampleforge.distributed.group import join_solo
 from sampleforge.distributed.group_epoch import GroupEpoch
+from sampleforge.models.compiled import compile_passes
+from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.shared.wakeup import Wakeup
+from sampleforge.topologies.builders import NetworkMaker, PolicyStart, make_learner
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.graph import GraphBuilder, Node
-from sampleforge.topologies.members import MemberChannels
+from sampleforge.topologies.members import MemberChannels, begin_with
 from sampleforge.topologies.rendezvous import GroupRendezvous
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampling import GroupChannels
-from sampleforge.workers.group_learner import GroupLearnerWorker, SharingLearner
+from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.learner import LearnerSettings, LearnerWorker
 
 
 class Learners(NamedTuple):
@@ -33,27 +40,77 @@ class Learners(NamedTuple):
     resources: tuple[object, ...] = ()
 
 
-class LearnerMaker(Protocol):
-    """The parts of a topology's learners, by the index of a learner."""
+def leave(learner: Any, device: torch.device) -> None:
+    """Leave a new learner as it is."""
 
-    def new_learner(self, index: int, averaging: Averaging) -> Learner:
+
+@dataclass(frozen=True)
+class LearnerMaker:
+    """What makes the learners of one policy, each in its own process, and what their workers are
+    told.
+
+    ``plan``: the topology's. ``batches``: what each learner learns from, on its device.
+    ``publish_interval``: see `LearnerSettings`. ``prepare(learner, device)``: called with each
+    learner that was made.
+    """
+
+    plan: Any
+    new_network: NetworkMaker
+    policy: PolicyStart
+    batches: Sequence[Batches]
+    publish_interval: int = 0
+    prepare: Callable[[Any, torch.device], None] = leave
+
+    def new_learner(self, index: int, averaging: Averaging) -> Any:
         """Return the learner with its initial state, or that of the checkpoint."""
+        device = self.batches[index].device
+        learner = make_learner(
+            self.new_network,
+            self.plan,
+            self.policy.start,
+            averaging,
+            share=Share(index, len(self.batches)),
+            device=str(device),
+        )
+        self.prepare(learner, device)
+        begin_with(learner, self.policy)
+        return learner
 
-    def new_worker(
-        self, index: int, counter_row: int, *, make_learner: Callable[[], Any], **options: Any
-    ) -> SharingLearner:
-        """Return the worker around a learner; ``options``: see `GroupLearnerWorker`."""
+    def settings(
+        self, index: int, counter_row: int, graph: GraphBuilder, channels: GroupChannels
+    ) -> LearnerSettings:
+        """Return what the worker of a learner is told."""
+        return LearnerSettings(
+            counter_row,
+            channels.learner_wakeups[index],
+            graph.progress,
+            self.policy.save,
+            channels.weights if index == 0 else None,
+            self.plan.learner_threads,
+            self.publish_interval,
+            counts_updates=index == 0,
+            callbacks=graph.hooks.of_worker(index, [self.policy.id]),
+        )
 
-    def take_over(self, index: int) -> None:
-        """Take over from the previous process of a learner what it had of the exchange."""
+
+def compile_or_capture(config: Any, learner: Any, device: torch.device) -> None:
+    """Compile the passes of a learner with --compile, and have it launch its work by graphs with
+    --cuda-graphs."""
+    if getattr(config, "compile", False):
+        compile_passes(learner.model, device)
+    graphs = graphs_of(config, str(device))
+    if graphs is not None:
+        learner.use_graphs(graphs)
 
 
-def add_only_learner(graph: GraphBuilder, wakeup: Wakeup, maker: LearnerMaker) -> Learners:
+def add_only_learner(graph: GraphBuilder, channels: GroupChannels, maker: LearnerMaker) -> Learners:
     """Add the learner of a serial run, which is never replaced."""
 
-    def make_worker(counter_row: int) -> SharingLearner:
-        return maker.new_worker(0, counter_row, make_learner=lambda: maker.new_learner(0, Local()))
+    def make_worker(counter_row: int) -> LearnerWorker:
+        settings = maker.settings(0, counter_row, graph, channels)
+        return LearnerWorker(lambda: maker.new_learner(0, Local()), maker.batches[0], settings)
 
+    wakeup = channels.learner_wakeups[0]
     return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
 
 
@@ -91,9 +148,9 @@ def add_learners(
         return GroupLearnerWorker(
             f"learner {index}" if count > 1 else "learner",
             member,
-            partial(maker.new_worker, index, counter_row),
+            maker.batches[index],
+            maker.settings(index, counter_row, graph, channels),
             [wakeup for at, wakeup in enumerate(wakeups) if at != index],
-            partial(maker.take_over, index),
         )
 
     nodes = tuple(

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from sampleforge.distributed.group import RankLost
+from sampleforge.rollouts.batch_source import Batches
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import do_nothing
+from sampleforge.workers.learner import LearnerSettings, LearnerWorker
 from sampleforge.workers.rank import POLL_INTERVAL
 from sampleforge.workers.state_load import REQUEST
-from sampleforge.workers.worker import Worker
-
-
-class SharingLearner(Worker, Protocol):
-    """A learner worker of one topology, which takes each gradient step together with the others."""
-
-    def abandon(self) -> None:
-        """Drop the update that was begun, because another learner was lost."""
-
-    def begin_again(self) -> None:
-        """Prepare for a new group of learners, which is formed next."""
-
-    def plain_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside the learner's state, as values for JSON."""
 
 
 class GroupLearnerWorker:
@@ -33,35 +20,36 @@ class GroupLearnerWorker:
 
     If a learner is replaced, the surviving learners drop the batch that they are learning from. All
     learners continue from the newest state of a survivor, or, if there is none, from the state in
-    shared memory. ``new_worker`` makes the topology's own worker, given ``make_learner``,
-    ``may_update`` and ``after_update``. ``others``: the wake-ups of the other learners.
-    ``take_over`` is called first in each life but the first.
+    shared memory. ``batches``, ``settings``: see `LearnerWorker`. ``others``: the wake-ups of the
+    other learners.
     """
 
     def __init__(
         self,
         name: str,
         member: GroupMember,
-        new_worker: Callable[..., SharingLearner],
+        batches: Batches,
+        settings: LearnerSettings,
         others: Sequence[Wakeup] = (),
-        take_over: Callable[[], None] = do_nothing,
     ) -> None:
         self.name = name
         self._member = member
-        self._new_worker = new_worker
+        self._batches = batches
+        self._settings = settings
         self._others = others
-        self._take_over = take_over
-        self._worker: SharingLearner | None = None
+        self._worker: LearnerWorker | None = None
 
     def recover(self) -> None:
-        self._take_over()
+        self._batches.take_over()
 
     def start(self) -> None:
         learner = self._member.start()
-        worker = self._new_worker(
-            make_learner=lambda: learner,
-            may_update=self._may_update,
-            after_update=self._member.agree,
+        worker = LearnerWorker(
+            lambda: learner,
+            self._batches,
+            self._settings,
+            self._may_update,
+            self._member.agree,
         )
         self._worker = worker
         worker.start()

@@ -1,15 +1,19 @@
-"""The learner worker, which learns from complete slots and publishes newer weights."""
+"""The learner worker, which learns from batch after batch and publishes newer weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sampleforge.algos.learning import Learner
-from sampleforge.rollouts.batch_source import Batches, BatchSource
+from sampleforge.ops.running_stats import alone
+from sampleforge.rollouts.batch_source import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
@@ -24,10 +28,26 @@ from sampleforge.workers.worker import EventDriven
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 
-class BatchLearner(Learner, Protocol):
-    """A learner that takes batch after batch: `PpoLearner`, `MarwilLearner`."""
+@dataclass(frozen=True)
+class LearnerSettings:
+    """What a learner worker is told.
 
-    def update(self, batch: Any, progress: float) -> dict[str, float]: ...
+    ``save`` writes a checkpoint. ``weights``: None if another learner publishes them. They are
+    published after an update if ``publish_interval`` env steps of all actors together have passed
+    since the last time: for a small network, publishing each time would take as long as learning.
+    ``counts_updates``: whether this worker counts the updates, whose number is the same for all
+    learners. ``callbacks``: those with hooks in workers, if there are any.
+    """
+
+    counter_row: int
+    wakeup: Wakeup
+    progress: Progress
+    save: Save
+    weights: SharedWeights | None
+    threads: int
+    publish_interval: int = 0
+    counts_updates: bool = True
+    callbacks: WorkerCallbacks | None = None
 
 
 def at_once() -> bool:
@@ -42,132 +62,136 @@ def do_nothing() -> None:
 class LearnerWorker(EventDriven):
     """Learns from each complete batch, and publishes the weights.
 
-    Ranks, and the learners of one policy, take each gradient step together. ``weights``: None if
-    another learner publishes them. ``counts_updates``: whether this worker counts the updates,
-    whose number is the same for all learners. ``may_update()``: called when the batch is complete,
-    until it returns True; then the update begins. Meanwhile requests are answered. ``after_update``
-    is called when the weights of an update are published, before slots are given back.
-    ``callbacks``: those with hooks in workers, if there are any.
+    Ranks, and the learners of one policy, take each gradient step together. ``may_update()``:
+    called when the batch is complete, until it returns True; then the update begins. Meanwhile
+    requests are answered. ``after_update`` is called when the weights of an update are published,
+    before the batch is given back.
     """
 
     name = "learner"
 
     def __init__(
         self,
-        make_learner: Callable[[], BatchLearner],
+        make_learner: Callable[[], Learner],
         batches: Batches,
-        weights: SharedWeights | None,
-        progress: Progress,
-        save: Save,
-        wakeup: Wakeup,
-        counter_row: int,
-        *,
-        threads: int,
-        counts_updates: bool = True,
+        settings: LearnerSettings,
         may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
-        callbacks: WorkerCallbacks | None = None,
     ) -> None:
         self._make_learner = make_learner
-        self.batches = batches
-        self._weights = weights
-        self._progress = progress
-        self._save = save
-        self._wakeup = wakeup
-        self._counter_row = counter_row
-        self._threads = threads
-        self._batch_source: BatchSource | None = None
-        self._counts_updates = counts_updates
+        self._batches = batches
+        self._settings = settings
+        self._wakeup = settings.wakeup
         self._may_update = may_update
         self._after_update = after_update
-        self._callbacks = callbacks
-        self._batch: Any = None
-        self._finished = False
+        self._started = False
 
     def start(self) -> None:
-        limit_threads(self._threads)
-        device = self.batches.device
+        settings, device = self._settings, self._batches.device
+        limit_threads(settings.threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # page-locking would open a context on cuda:0 too
         self._learner = self._make_learner()
-        self._tell_of_update = update_hooks(self._callbacks)
+        self._tell_of_update = update_hooks(settings.callbacks)
         self._metrics = ReportMetrics()
-        self._count = self._progress.counters.row(self._counter_row)
-        self._divergence = Divergence(self._count, counts=self._counts_updates)
-        self._batch_source = self.batches.source(self._wakeup, self._count, self._learner.version)
-        self._wakeup = self._batch_source.wakeup
+        self._count = settings.progress.counters.row(settings.counter_row)
+        self._divergence = Divergence(self._count, counts=settings.counts_updates)
+        averaging = self._learner.averaging
+        gather = alone if averaging.solo else averaging.all_gather
+        self._source = self._batches.source(
+            self._wakeup, self._count, self._learner.version, gather
+        )
+        self._wakeup = self._source.wakeup
+        self._taken: Taken | None = None
+        self._finished = False
+        self._published_at = 0  # env steps
+        self._started = True
 
     def step(self) -> bool:
-        assert self._batch_source is not None
-        moved = False
-        if self._batch is None and not self._finished:
-            moved = self._batch_source.gather()
-            self._batch = self._batch_source.take()
-        if self._batch is None or not self._may_update():
+        moved = self._source.gather()
+        if self._taken is None and not self._finished:
+            self._taken = self._source.take(self._settings.progress.fraction)
+        if self._taken is None or not self._may_update():
             return moved
-        self._learn(self._batch)
-        self._batch_source.done()
-        self._batch = None
+        started = perf_counter()
+        batch = self._source.read(self._taken.batch)
+        self._count["batch_s"] += perf_counter() - started
+        errors = None if batch is None else self._learn(batch, self._taken.progress)
+        self._after_update()
+        self._source.done(errors)
+        self._taken = None
         return True
 
-    def _learn(self, batch: Any) -> None:
-        started, before = perf_counter(), self._learner.version
-        metrics = self._learner.update(batch, self._progress.fraction)
+    def _learn(self, batch: Any, progress: float) -> npt.NDArray[np.float32] | None:
+        """Learn from a batch, and publish the weights; return the errors of its items, if there
+        are any."""
+        started, before, settings = perf_counter(), self._learner.version, self._settings
+        metrics, trained, errors = self._learner.update(batch, progress)
         learned = perf_counter()
-        steps = self._learner.version - before
-        if self._counts_updates:
+        if settings.counts_updates:
             self._count["updates"][0] = self._learner.version
-        self._divergence.check(metrics, steps, batch)
-        if self._weights is not None:
-            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        self._divergence.check(metrics, self._learner.version - before, batch)
+        env_steps = settings.progress.env_steps
+        if env_steps - self._published_at >= settings.publish_interval:
+            self._published_at = env_steps
+            self._publish()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
-        self._count["trained_steps"] += metrics.pop("own_trained_steps")
+        self._count["trained_steps"] += trained
         if self._tell_of_update is not None:
             self._tell_of_update(self._learner, metrics)
         self._metrics.add(metrics)
-        self._after_update()
+        return errors
+
+    def _publish(self) -> None:
+        if self._settings.weights is not None:
+            state = self._learner.model.state_dict()
+            self._settings.weights.publish(state, self._learner.version)
 
     def begin_again(self) -> None:
-        """Do nothing before a new group of learners is formed: what was gathered is kept."""
+        """Prepare for a new group of learners, which is formed next."""
+        if not self._source.begin_again():
+            self._taken = None
 
     def plain_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside the learner's state: nothing."""
-        return {}
+        """Return what a checkpoint holds beside the learner's state, as values for JSON."""
+        return self._source.plain_state()
 
     def abandon(self) -> None:
-        """Drop the batch that is being learned from, and give back the slots that are kept until an
-        update."""
-        assert self._batch_source is not None
-        self._batch = None
-        self._batch_source.abandon()
+        """Drop the batch that is being learned from, and give back what is kept until an update:
+        another learner was lost."""
+        self._taken = None
+        self._source.abandon()
 
     def close(self) -> None:
-        if self._batch_source is not None:
-            self._batch_source.close()
+        if self._started:
+            self._source.close()
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver.
 
-        "metrics" returns the `ReportMetrics` of the batches since the last request. "save" writes a
-        checkpoint with the driver's plain state (``payload``) and returns None, or the text of the
-        error. "finish" takes no batch any more; returns the version of the last weights, which have
-        been published, or None while a batch is being learned from. "load" (see `StateLoad`) is for
-        a learner that takes its steps alone."""
+        "metrics" returns the `ReportMetrics` of the batches since the last request, and those of
+        the source. "save" writes a checkpoint with the driver's plain state (``payload``) and
+        returns None, or the text of the error. "finish" takes no batch any more; returns the
+        version of the last weights, which have been published, or None while a batch is being
+        learned from. "load" (see `StateLoad`) is for a learner that takes its steps alone."""
         if kind == "metrics":
-            return self._metrics.take()
+            return self._metrics.take() | self._source.metrics()
         if kind == "finish":
             self._finished = True
-            return None if self._batch is not None else self._learner.version
+            if self._taken is not None:
+                return None
+            if self._settings.publish_interval:  # the last weights may wait for it
+                self._publish()
+            return self._learner.version
         if kind == REQUEST:
             payload.read().put_into(self._learner)
-            if self._weights is not None:
-                self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+            self._publish()
             return True
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         try:
-            self._save(tensors, {**payload, "learner": plain})
+            self._settings.save(tensors, {**payload, "learner": {**plain, **self.plain_state()}})
         except (OSError, ValueError) as error:  # ValueError: a tensor that is not finite
             return f"{type(error).__name__}: {error}"
         return None

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.events import send
 
 PER_UPDATE = frozenset(
@@ -119,6 +120,8 @@ class Divergence:
 def largest(batch: Any) -> dict[str, float]:
     """Return the largest absolute values of a batch of any learner, by kind: "rewards" (or
     discounted sums of them) and "observations"."""
+    if isinstance(batch, ReplaySample):
+        batch = batch.items
     rewards = next(
         (
             column

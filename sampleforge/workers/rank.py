@@ -4,25 +4,20 @@ policy."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from sampleforge.distributed.group import RankLost
-from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.shared.counters import Counters
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.actor import END_RECORDING, ActorWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import LearnerWorker
+from sampleforge.workers.learner import LearnerSettings, LearnerWorker
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.state_load import REQUEST
 
 POLL_INTERVAL = 0.05
 """Seconds between the checks of a waiting rank on the progress of the other ranks."""
-
-NewLearnerWorker = Callable[..., LearnerWorker]
-"""Makes a learner worker, given ``make_learner`` and ``after_update``."""
 
 
 class RankWorker:
@@ -39,10 +34,9 @@ class RankWorker:
         self,
         member: GroupMember,
         actor: ActorWorker,
-        new_learner_worker: NewLearnerWorker,
-        exchange: SlotExchange,
+        batches: SlotBatches,
+        settings: LearnerSettings,
         counters: Counters,
-        wakeup: Wakeup,
         preemption: Preemption,
     ) -> None:
         self._index = member.index
@@ -50,10 +44,11 @@ class RankWorker:
         self._member = member
         self._actor = actor
         actor.name = self.name  # used in the actor's messages
-        self._new_learner_worker = new_learner_worker
-        self._exchange = exchange
+        self._batches = batches
+        self._settings = settings
+        self._exchange = batches.exchange
         self._counters = counters
-        self._wakeup = wakeup
+        self._wakeup = settings.wakeup
         self._preemption = preemption
 
     def recover(self) -> None:
@@ -65,8 +60,11 @@ class RankWorker:
         self._actor.start()
         self._count = self._counters.row(self._index)
         learner = self._member.start()
-        self._worker = self._new_learner_worker(
-            make_learner=lambda: learner, after_update=self._complete_iteration
+        self._worker = LearnerWorker(
+            lambda: learner,
+            self._batches,
+            self._settings,
+            after_update=self._complete_iteration,
         )
         self._worker.start()
         self._member.take_over()

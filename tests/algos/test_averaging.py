@@ -104,10 +104,10 @@ def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_ranks_skip_the_step
         part = slice(4 * group.rank, 4 * group.rank + 4)
         learner.update(rows(batches("none")[1], part.start, part.stop), 0.0)
         before = learner.state()[0]
-        skipped = learner.update(rows(spoiled, part.start, part.stop), 0.0)["skipped_steps"]
+        skipped = learner.update(rows(spoiled, part.start, part.stop), 0.0).metrics["skipped_steps"]
         after = learner.state()[0]
         kept = all(torch.equal(before[n], after[n]) for n in before if n.startswith("model/"))
-        later = learner.update(rows(batches("none")[1], part.start, part.stop), 0.0)
+        later = learner.update(rows(batches("none")[1], part.start, part.stop), 0.0).metrics
         return kept, skipped, later["skipped_steps"]
 
     assert on_ranks(2, work) == [(True, 2.0, 0.0)] * 2

@@ -17,6 +17,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models import mlp_passes
 from sampleforge.ops import returns
+from sampleforge.replay.sample_batches import ReplaySample
 from tests.support.graphs import copy_of, rollouts
 from tests.support.learners import config, learner_of
 from tests.support.q_learning import network, transitions
@@ -100,7 +101,9 @@ def test_q_learning_from_a_graph_is_that_without_one(optimiser: Any) -> None:
     graphed.use_graphs(graphs)
     for number, size in enumerate([6, 6, 6, 5, 6, 4, 6, 6]):
         batch, beta = transitions(size, seed=number), 0.4 + number / 20
-        one, other = (learner.update(batch, beta, 0.5) for learner in (eager, graphed))
+        one, other = (
+            learner.update(ReplaySample(batch, beta), 0.5) for learner in (eager, graphed)
+        )
         assert one.errors is not None and other.errors is not None
         assert one.errors == pytest.approx(other.errors, rel=1e-6)
         assert one.metrics == pytest.approx(other.metrics, rel=1e-5)
@@ -170,6 +173,6 @@ def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
     graphed.use_graphs(CudaGraphs(device))
     for number in range(6):
         batch = transitions(64, seed=number)
-        one, other = (learner.update(batch, 0.4, 0.5) for learner in (eager, graphed))
+        one, other = (learner.update(ReplaySample(batch, 0.4), 0.5) for learner in (eager, graphed))
         assert one.errors is not None and other.errors is not None
         assert one.errors == pytest.approx(other.errors, rel=1e-3, abs=1e-5)

@@ -15,6 +15,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.r2d2 import rescale, unrescale
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.weights import SharedWeights
 from tests.support.q_learning import ACTIONS, network, transitions, weights_of
 
@@ -105,7 +106,7 @@ def test_the_target_network_follows_every_so_many_learner_steps() -> None:
     found = learner()
     start = weights_of(found.target)
     for step in range(1, 8):
-        found.update(transitions(seed=step), 0.4, 0.0)
+        found.update(ReplaySample(transitions(seed=step), 0.4), 0.0)
         if step % 3 == 0:
             start = weights_of(found.model)
         assert torch.equal(weights_of(found.target), start)
@@ -116,10 +117,10 @@ def test_the_target_network_follows_every_so_many_learner_steps() -> None:
 def test_the_learner_learns_and_its_rate_follows_the_schedule(optimiser: str) -> None:
     found = learner(optimiser=optimiser, lr_schedule="linear")
     batch = dataclasses.replace(transitions(), discount=torch.zeros(6))
-    first = found.update(batch, 0.4, 0.0)
+    first = found.update(ReplaySample(batch, 0.4), 0.0)
     assert first.metrics["learning_rate"] == 1e-2
     for _ in range(300):
-        last = found.update(batch, 0.4, 0.5)
+        last = found.update(ReplaySample(batch, 0.4), 0.5)
     assert last.metrics["learning_rate"] == pytest.approx(5e-3)
     assert last.metrics["td_error_mean"] < 0.2 * first.metrics["td_error_mean"]
     assert last.errors is not None and last.errors.shape == (6,)
@@ -133,10 +134,10 @@ def test_a_batch_that_is_not_finite_is_skipped(where: str) -> None:
         batch.returns[1] = torch.inf
     else:
         batch.next_obs["obs"][1] = torch.nan
-    skipped = found.update(batch, 0.4, 0.0)
+    skipped = found.update(ReplaySample(batch, 0.4), 0.0)
     assert skipped.errors is None and skipped.metrics["skipped_steps"] == 1.0
     assert torch.equal(weights_of(found.model), before) and found.version == 1
-    assert found.update(transitions(), 0.4, 0.0).errors is not None
+    assert found.update(ReplaySample(transitions(), 0.4), 0.0).errors is not None
 
 
 def test_exploration_takes_every_allowed_action_alike() -> None:
@@ -208,7 +209,9 @@ def test_the_gradient_by_hand_is_that_of_autograd(
         learner = DqnLearner(network(1, masked, dueling), config, device=CPU, precision="fp32")
         assert learner._passes is not None
         learner._passes = learner._passes if by_hand else None
-        updates = [learner.update(transitions(16, masked, i), 0.4, 0.0) for i in range(5)]
+        updates = [
+            learner.update(ReplaySample(transitions(16, masked, i), 0.4), 0.0) for i in range(5)
+        ]
         found.append((updates, weights_of(learner.model), weights_of(learner.target)))
     (ours, *weights), (plain, *expected) = found
     assert not torch.equal(expected[0], weights_of(network(1, masked, dueling)))
@@ -231,4 +234,4 @@ def test_passes_by_hand_are_for_one_linear_head_in_full_precision(
     model = network(1, head_size=head_size)
     learner = DqnLearner(model, config, device=CPU, precision=precision)
     assert (learner._passes is not None) == (head_size == 0 and precision == "fp32")
-    assert learner.update(transitions(), 0.4, 0.0).metrics["grad_norm"] > 0
+    assert learner.update(ReplaySample(transitions(), 0.4), 0.0).metrics["grad_norm"] > 0

@@ -11,13 +11,14 @@ import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
-from sampleforge.algos.dqn_learner import DqnLearner, UpdateResult
+from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.first_priorities import (
     first_errors,
     moved_moments,
     normal_divergence,
     normal_quantile_loss,
 )
+from sampleforge.algos.learning import Update
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Categorical
 from sampleforge.ops.n_step import n_step_windows
@@ -27,9 +28,9 @@ from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.workers.metrics import Divergence
 from tests.support.apex_graphs import (
     apex_config,
+    batches_of,
     build_apex,
     learner_worker,
-    learners_of,
     serial_rounds,
     with_learner,
 )
@@ -132,26 +133,26 @@ def test_first_priorities_are_those_of_a_learner(
     learner = DqnLearner(
         network_maker(chosen, spec, 1)(), chosen, device=torch.device("cpu"), precision="fp32"
     )
-    learner.update = lambda *_: UpdateResult({}, None)  # type: ignore[method-assign]
+    learner.update = lambda *_: Update({}, 0)  # type: ignore[method-assign]
     monkeypatch.setattr(Divergence, "check", lambda *_, **__: None)  # it takes no step on purpose
     make_normal(learner.model)
     graph.groups[0].weights.publish(learner.model.state_dict(), 1)
     with_learner(graph, lambda: learner)
-    sample_requests = learners_of(graph).replay.sample_requests
+    sample_requests = batches_of(graph).requests
     pairs = []
     for _ in serial_rounds(graph, 60):
         worker = learner_worker(graph)
-        if worker._source._ready:
-            _, request = worker._source._ready[0]
+        if worker._source.samples._ready:
+            _, request = worker._source.samples._ready[0]
             items = sample_requests.items[request]
-            batch, _ = worker._update._reader.read(
+            batch, _ = worker._source.reader.reader.read(
                 items,
                 sample_requests.generations[request],
                 sample_requests.scaled_probability[request],
             )
             model = learner.model
             later = distributional_loss(model, model, batch, 0.4, chosen).errors
-            first = worker._update._reader._slots.extras["td_error"].reshape(-1)[items]
+            first = worker._source.reader.reader._slots.extras["td_error"].reshape(-1)[items]
             pairs.append((first, later.numpy()))
     ours, theirs = np.concatenate(pairs, 1)
     assert len(ours) > 200

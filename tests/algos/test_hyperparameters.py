@@ -26,7 +26,7 @@ def test_a_changed_value_counts_from_the_next_update_on() -> None:
     batch = one_batch(CONFIG)
     changed, fresh = learner_of(CONFIG), learner_of(config(clip_ratio=0.01, exploration_coeff=0.5))
     changed.change({"clip_ratio": 0.01, "exploration_coeff": 0.5})
-    assert changed.update(batch, 0.0)["loss"] == fresh.update(batch, 0.0)["loss"]
+    assert changed.update(batch, 0.0).metrics["loss"] == fresh.update(batch, 0.0).metrics["loss"]
     assert same(weights(changed), weights(fresh))
     other = learner_of(CONFIG)
     other.update(batch, 0.0)

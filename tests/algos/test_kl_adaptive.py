@@ -65,7 +65,7 @@ def test_the_kl_is_that_of_the_update_whatever_the_behaviour_was(core: Any) -> N
     chosen = adaptive(learning_rate=1e-6, model=small)
     learner, batch = learner_of(chosen), one_batch(chosen)
     other = dataclasses.replace(batch, acted={**batch.acted, "log_prob": batch.log_prob - 1.0})
-    metrics = learner.update(other, 0.0)
+    metrics = learner.update(other, 0.0).metrics
     assert metrics["approx_kl"] > 0.3, "the policy is far from the behaviour"
     assert 0 <= metrics["update_kl"] < 1e-5
     assert metrics["learning_rate"] == pytest.approx(1.5e-6)
@@ -75,7 +75,7 @@ def test_a_rate_does_not_rise_on_updates_that_took_no_step() -> None:
     chosen = adaptive()
     learner, batch = learner_of(chosen), one_batch(chosen)
     broken = dataclasses.replace(batch, reward=torch.full_like(batch.reward, torch.nan))
-    metrics = learner.update(broken, 0.0)
+    metrics = learner.update(broken, 0.0).metrics
     assert metrics["skipped_steps"] == 1
     assert metrics["learning_rate"] == chosen.learning_rate
 
@@ -87,7 +87,7 @@ def test_other_schedules_take_no_additional_pass(monkeypatch: pytest.MonkeyPatch
         learner, batch = learner_of(chosen), one_batch(chosen)
         count: list[int] = []
         learner.model.register_forward_hook(lambda *_, count=count: count.append(1))
-        metrics = learner.update(batch, 0.0)
+        metrics = learner.update(batch, 0.0).metrics
         assert len(count) == passes
         assert ("update_kl" in metrics) == (schedule == "kl_adaptive")
 
@@ -104,7 +104,7 @@ def test_the_kl_of_a_sample_of_a_large_batch_is_accurate(
     learner.model.register_forward_hook(
         lambda _, args, output: sizes.append(output.parameters[..., 0].numel())
     )
-    metrics = learner.update(batch, 0.0)
+    metrics = learner.update(batch, 0.0).metrics
     assert sizes[0] == sizes[-1] < 1.2 * KL_STEPS < sizes[1]
     sampled = metrics["update_kl"]
     assert sampled == pytest.approx(whole_kl(chosen, batch), rel=0.3)

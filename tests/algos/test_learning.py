@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sampleforge.algos.averaging import Averaging, DataParallel
 from sampleforge.algos.flat_parameters import Adam, RmsProp
-from sampleforge.algos.learning import GradientLearner
+from sampleforge.algos.learning import GradientLearner, Update
 from sampleforge.distributed.group import RankGroup
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.state_snapshot import StateSnapshot
@@ -67,10 +67,10 @@ class TwoNetworks(GradientLearner[nn.Linear, Config]):
     def networks(self) -> tuple[nn.Module, ...]:
         return self.model, self.critic, self.target
 
-    def update(self, obs: Tensor, progress: float = 0.0, weight: float = 1.0) -> dict[str, float]:
+    def update(self, batch: Tensor, progress: float = 0.0, weight: float = 1.0) -> Update:
         """Learn from rows [B, 3], which are ``weight`` of those of all learners."""
         self._check_frozen()
-        share = torch.tensor(weight)
+        obs, share = batch, torch.tensor(weight)
         value = self.critic(torch.cat((obs, self.model(obs)), 1))
         metrics = self.averaging.backward(
             Part(-value.mean(), {"value": value.detach().mean()}, share), self._actor_steps.flat
@@ -85,7 +85,8 @@ class TwoNetworks(GradientLearner[nn.Linear, Config]):
         norms = torch.stack((norm, self._clip_gradient(self._critic_steps)))
         metrics["norm"] = norms.sum()
         found = {name: float(value) for name, value in metrics.items()}
-        return found | self._step_unless(not norms.isfinite().all(), progress)
+        taken = self._step_unless(not norms.isfinite().all(), progress)
+        return Update(found | taken, len(obs))
 
 
 def rows(number: int) -> Tensor:
@@ -166,7 +167,7 @@ def test_a_member_of_a_population_becomes_a_copy_with_all_networks_and_optimiser
     follower.apply(learner, follower.due(learner))
     assert differing(donor, learner) == set()
     assert learner.version == 3 and learner.hyperparameters()["learning_rate"] == 0.2
-    assert learner.update(rows(1))["learning_rate"] == 0.2
+    assert learner.update(rows(1)).metrics["learning_rate"] == 0.2
 
 
 def test_several_learners_take_the_steps_of_one_with_all_of_their_rows() -> None:
@@ -181,14 +182,14 @@ def test_several_learners_take_the_steps_of_one_with_all_of_their_rows() -> None
         said: dict[str, float] = {}
         for number in range(6):
             part = slice(0, 2) if group.rank == 0 else slice(2, 8)
-            said = learner.update(rows(number)[part], weight=(0.25, 0.75)[group.rank])
+            said = learner.update(rows(number)[part], weight=(0.25, 0.75)[group.rank]).metrics
         check_same_state(learner, group)
         return learner.state()[0], said
 
     alone = TwoNetworks()
     metrics: dict[str, float] = {}
     for number in range(6):
-        metrics = alone.update(rows(number))
+        metrics = alone.update(rows(number)).metrics
     for tensors, said in on_ranks(2, work):
         assert said == pytest.approx(metrics, rel=1e-4)
         for name, expected in alone.state()[0].items():
@@ -198,18 +199,18 @@ def test_several_learners_take_the_steps_of_one_with_all_of_their_rows() -> None
 def test_no_optimiser_takes_a_step_whose_gradient_is_not_finite() -> None:
     learner = trained(2)
     before = learner.state()[0]
-    said = learner.update(torch.full((2, 3), torch.nan))
+    said = learner.update(torch.full((2, 3), torch.nan)).metrics
     after = learner.state()[0]
     assert said["skipped_steps"] == 1.0 and learner.version == 3
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert learner.update(rows(3))["skipped_steps"] == 0.0
+    assert learner.update(rows(3)).metrics["skipped_steps"] == 0.0
 
 
 def test_a_linear_schedule_follows_the_rate_that_was_changed_last() -> None:
     learner = TwoNetworks(config=Config(lr_schedule="linear"))
-    assert learner.update(rows(1), 0.5)["learning_rate"] == pytest.approx(0.025)
+    assert learner.update(rows(1), 0.5).metrics["learning_rate"] == pytest.approx(0.025)
     learner.change({"learning_rate": 0.4})
-    assert learner.update(rows(1), 0.75)["learning_rate"] == pytest.approx(0.1)
+    assert learner.update(rows(1), 0.75).metrics["learning_rate"] == pytest.approx(0.1)
     with pytest.raises(ValueError, match="lr_schedule cannot change"):
         learner.change({"lr_schedule": "constant"})
 

@@ -128,7 +128,7 @@ def test_better_actions_become_more_likely_than_by_cloning() -> None:
         )
         made.fit_units(data)
         for number in range(60):
-            metrics = made.update(data.batch(number), 0.0)
+            metrics = made.update(data.batch(number), 0.0).metrics
         state, first = torch.zeros(1, 0), torch.ones(1, dtype=torch.bool)
         out = made.model.step({"obs": torch.zeros(1, 3)}, state, first)
         chosen[exponent] = out.parameters.softmax(-1)[0, 2].item()
@@ -157,6 +157,6 @@ def test_a_step_that_is_not_finite_is_skipped() -> None:
     before = {n: t.clone() for n, t in made.model.state_dict().items()}
     batch = mixture(recorded([30, 40]), rows=16).batch(0)
     broken = dataclasses.replace(batch, return_to_go=batch.return_to_go * float("nan"))
-    assert made.update(broken, 0.0)["skipped_steps"] == 1.0 and made.version == 1
+    assert made.update(broken, 0.0).metrics["skipped_steps"] == 1.0 and made.version == 1
     assert all(t.equal(before[n]) for n, t in made.model.state_dict().items())
-    assert made.update(batch, 0.0)["skipped_steps"] == 0.0
+    assert made.update(batch, 0.0).metrics["skipped_steps"] == 0.0

@@ -15,6 +15,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.policy import SampledPolicy
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.weights import SharedWeights
 from tests.support.graphs import updates
 from tests.support.learners import config
@@ -117,7 +118,7 @@ def test_q_learning_and_acting_do_not_wait_for_the_device(
     )
     learner = DqnLearner(network(1, masked), of, device=CPU, precision="fp32")
     batch = transitions(masked=masked)
-    learner.update(batch, 0.4, 0.5)
+    learner.update(ReplaySample(batch, 0.4), 0.5)
     weights = SharedWeights(learner.model.state_dict())
     weights.publish(learner.model.state_dict(), 1)
     policy = EpsilonGreedyPolicy(

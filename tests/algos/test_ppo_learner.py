@@ -175,7 +175,7 @@ def test_stale_rows_are_masked_and_counted() -> None:
     learner.version = 30
     half = dataclasses.replace(batch, version=batch.version + 25)
     half.version[:4] = 5
-    metrics = learner.update(half, 0.0)
+    metrics = learner.update(half, 0.0).metrics
     assert metrics["policy_lag_max"] == 25 and metrics["policy_lag_min"] == 5
     assert metrics["stale_steps"] == batch.valid[:4].sum()
     assert metrics["valid_steps"] == batch.valid.sum()
@@ -186,7 +186,7 @@ def test_a_batch_of_stale_rows_only_leaves_the_weights_alone() -> None:
     learner, batch = learner_of(chosen), one_batch(chosen)
     learner.version = 1000
     before = [p.clone() for p in learner.model.parameters()]
-    metrics = learner.update(batch, 0.0)
+    metrics = learner.update(batch, 0.0).metrics
     assert metrics["stale_steps"] == metrics["valid_steps"] > 0
     for old, new in zip(before, learner.model.parameters(), strict=True):
         torch.testing.assert_close(old, new)
@@ -199,10 +199,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     before = [p.clone() for p in learner.model.parameters()]
     broken = dataclasses.replace(batch, reward=batch.reward.clone())
     broken.reward[2, batch.valid[2].nonzero()[0]] = float("nan")
-    assert learner.update(broken, 0.0)["skipped_steps"] == 1
+    assert learner.update(broken, 0.0).metrics["skipped_steps"] == 1
     for old, new in zip(before, learner.model.parameters(), strict=True):
         assert torch.equal(old, new)
-    assert learner.update(batch, 0.0)["skipped_steps"] == 0
+    assert learner.update(batch, 0.0).metrics["skipped_steps"] == 0
     assert not torch.equal(before[0], next(iter(learner.model.parameters())))
 
 
@@ -284,7 +284,9 @@ def test_normalised_returns_keep_predictions_when_the_scale_moves() -> None:
 def test_the_linear_schedule_follows_the_progress() -> None:
     chosen = config(lr_schedule="linear", learning_rate=0.1, train_for_env_steps=1000)
     learner, batch = learner_of(chosen), one_batch(chosen)
-    rates = [learner.update(batch, progress)["learning_rate"] for progress in (0.0, 0.25, 1.0)]
+    rates = [
+        learner.update(batch, progress).metrics["learning_rate"] for progress in (0.0, 0.25, 1.0)
+    ]
     assert rates == pytest.approx([0.1, 0.075, 0.0])
 
 

@@ -124,29 +124,29 @@ def test_values_are_zero_and_the_policy_stays_until_the_first_reward() -> None:
     learner, batch = fresh(chosen), one_batch(chosen)
     before = {n: p.clone() for n, p in learner.model.named_parameters()}
     for _ in range(3):
-        metrics = learner.update(without_rewards(batch), 0.0)
+        metrics = learner.update(without_rewards(batch), 0.0).metrics
     assert metrics["value_scale"] == 0 and metrics["value_mean"] == 0
     for name, parameter in learner.model.named_parameters():
         assert torch.equal(parameter, before[name]), name
-    assert learner.update(batch, 0.0)["value_scale"] > 0
+    assert learner.update(batch, 0.0).metrics["value_scale"] > 0
 
 
 def test_a_rate_that_follows_the_kl_waits_for_the_first_reward() -> None:
     """Without anything to learn the KL is 0, and the rate would rise to its cap."""
     chosen = code_config(lr_schedule="kl_adaptive", exploration_coeff=0.0)
     learner, batch = fresh(chosen), one_batch(chosen)
-    rates = [learner.update(without_rewards(batch), 0.0)["learning_rate"] for _ in range(5)]
+    rates = [learner.update(without_rewards(batch), 0.0).metrics["learning_rate"] for _ in range(5)]
     assert rates == [chosen.learning_rate] * 5
-    assert learner.update(batch, 0.0)["learning_rate"] != chosen.learning_rate
+    assert learner.update(batch, 0.0).metrics["learning_rate"] != chosen.learning_rate
 
 
 def test_a_long_time_without_rewards_leaves_the_scale_as_it_was() -> None:
     chosen = code_config()
     learner, batch = fresh(chosen), one_batch(chosen)
-    scale = learner.update(batch, 0.0)["value_scale"]
+    scale = learner.update(batch, 0.0).metrics["value_scale"]
     for _ in range(30):
-        assert learner.update(without_rewards(batch), 0.0)["value_scale"] == scale
-    assert learner.update(batch, 0.0)["value_scale"] == pytest.approx(scale, rel=0.5)
+        assert learner.update(without_rewards(batch), 0.0).metrics["value_scale"] == scale
+    assert learner.update(batch, 0.0).metrics["value_scale"] == pytest.approx(scale, rel=0.5)
 
 
 def test_the_scale_is_the_deviation_of_all_returns_merged_exactly() -> None:

@@ -17,6 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.config import ApexConfig
@@ -141,7 +142,10 @@ def test_rewards_of_plus_and_minus_one_are_learned_as_they_are() -> None:
     normal, plain = learner_of(config()), learner_of(config(normalise_returns=False))
     for seed in range(40):
         batch = rewarded(seed=seed)
-        ours, theirs = normal.update(batch, 0.4, 0.0), plain.update(batch, 0.4, 0.0)
+        ours, theirs = (
+            normal.update(ReplaySample(batch, 0.4), 0.0),
+            plain.update(ReplaySample(batch, 0.4), 0.0),
+        )
         assert ours.metrics == theirs.metrics
     for name, tensor in plain.model.state_dict().items():
         assert torch.equal(normal.model.state_dict()[name], tensor), name
@@ -196,11 +200,11 @@ def test_predictions_stay_when_the_scale_moves(
 
 def test_a_network_and_its_target_keep_their_predictions_while_learning() -> None:
     learner = learner_of(config(learning_rate=1e-12))
-    learner.update(rewarded(), 0.4, 0.0)
+    learner.update(ReplaySample(rewarded(), 0.4), 0.0)
     obs = transitions().obs
     before = [n.q_values(obs) * n.value_scale for n in (learner.model, learner.target)]
     for _ in range(40):
-        learner.update(rewarded(size=50.0), 0.4, 0.0)
+        learner.update(ReplaySample(rewarded(size=50.0), 0.4), 0.0)
     assert learner.model.value_scale == learner.target.value_scale > 10
     for network_, kept in zip((learner.model, learner.target), before, strict=True):
         torch.testing.assert_close(network_.q_values(obs) * network_.value_scale, kept)
@@ -209,18 +213,18 @@ def test_a_network_and_its_target_keep_their_predictions_while_learning() -> Non
 def test_a_learner_goes_on_exactly_where_its_state_was_taken() -> None:
     learner = learner_of(config())
     for seed in range(5):
-        learner.update(rewarded(3.0, seed), 0.4, 0.0)
+        learner.update(ReplaySample(rewarded(3.0, seed), 0.4), 0.0)
     other = learner_of(config())
     other.load(*learner.state())
     for seed in range(5, 30):
-        ours = learner.update(rewarded(5.0, seed), 0.4, 0.0)
-        theirs = other.update(rewarded(5.0, seed), 0.4, 0.0)
+        ours = learner.update(ReplaySample(rewarded(5.0, seed), 0.4), 0.0)
+        theirs = other.update(ReplaySample(rewarded(5.0, seed), 0.4), 0.0)
         assert ours.metrics == theirs.metrics
 
 
 def test_returns_that_are_no_longer_normalised_have_the_scale_one() -> None:
     learner = learner_of(config(learning_rate=1e-12))
-    learner.update(rewarded(50.0), 0.4, 0.0)
+    learner.update(ReplaySample(rewarded(50.0), 0.4), 0.0)
     other = learner_of(config(normalise_returns=False))
     other.load(*learner.state())
     assert other.model.value_scale == other.target.value_scale == 1

@@ -68,7 +68,7 @@ def test_a_batch_of_stale_rows_only_changes_nothing(schedule: Any) -> None:
     """Neither by Adam's momentum nor by the schedule, which would see no KL."""
     learner, batch = moving_learner(num_epochs=3, lr_schedule=schedule)
     before, rate = state_of(learner), learner.state()[1]["learning_rate"]
-    metrics = learner.update(aged(batch, batch.steps[1]), 0.0)
+    metrics = learner.update(aged(batch, batch.steps[1]), 0.0).metrics
     assert metrics["stale_steps"] == metrics["valid_steps"] > 0
     assert metrics["empty_minibatches"] == 3 and metrics["skipped_steps"] == 0
     assert learner.version == NEW and metrics["learning_rate"] == rate
@@ -81,11 +81,11 @@ def test_a_minibatch_without_valid_rows_is_not_a_step_and_not_in_the_means() -> 
     as if the batch had been that row alone."""
     kwargs = {"num_epochs": 1, "num_envs_per_worker": 8, "num_splits": 2}
     learner, batch = moving_learner(minibatch_size=8, **kwargs)
-    metrics = learner.update(aged(batch, 3), 0.0)
+    metrics = learner.update(aged(batch, 3), 0.0).metrics
     assert batch.steps[1] == 4 and metrics["empty_minibatches"] == 3
     assert learner.version == NEW + 1
     alone, _ = moving_learner(minibatch_size=8, **kwargs)
-    expected = alone.update(aged(rows(batch, 3, 4), 0), 0.0)
+    expected = alone.update(aged(rows(batch, 3, 4), 0), 0.0).metrics
     for name in ("loss", "policy_loss", "value_loss", "entropy", "value_mean", "grad_norm"):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-5), name
     for name, tensor in state_of(alone).items():
@@ -99,9 +99,9 @@ def test_means_over_minibatches_are_weighted_by_their_valid_rows() -> None:
     valid = batch.valid.clone()
     valid[2:, 0] = False  # 2 rows of 8 are left in one of the minibatches
     batch = dataclasses.replace(batch, valid=valid)
-    metrics = learner_of(chosen).update(batch, 0.0)
+    metrics = learner_of(chosen).update(batch, 0.0).metrics
     whole = dataclasses.replace(chosen, minibatch_size=None)
-    expected = learner_of(whole).update(batch, 0.0)
+    expected = learner_of(whole).update(batch, 0.0).metrics
     for name in ("entropy", "value_mean"):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-5), name
 
@@ -117,7 +117,7 @@ def test_ranks_agree_on_which_minibatches_have_valid_rows() -> None:
         own = rows(fresh, 4 * group.rank, 4 * group.rank + 4)
         learner.update(aged(own, 4 if group.rank else 0), 0.0)
         half = learner.version
-        return half, learner.update(aged(own, 4), 0.0)["empty_minibatches"]
+        return half, learner.update(aged(own, 4), 0.0).metrics["empty_minibatches"]
 
     assert on_ranks(2, work) == [(NEW + 1, 1.0)] * 2
 
@@ -149,7 +149,7 @@ def test_the_policy_lag_is_also_reported_in_batches() -> None:
     learner, batch = moving_learner(num_epochs=5)
     version = torch.full_like(batch.version, NEW - 10)
     version[:4] = NEW - 5
-    metrics = learner.update(dataclasses.replace(batch, version=version), 0.0)
+    metrics = learner.update(dataclasses.replace(batch, version=version), 0.0).metrics
     assert metrics["policy_lag_max"] == 10 and metrics["policy_lag_batches_max"] == 2
     mean = metrics["policy_lag_mean"]
     assert 5 < mean < 10 and metrics["policy_lag_batches_mean"] == pytest.approx(mean / 5)

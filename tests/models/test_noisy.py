@@ -17,6 +17,7 @@ from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.noisy import Noise, NoisyLinear, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.ladder import ladder_of
@@ -127,11 +128,14 @@ def learner(noise_seed: int) -> DqnLearner:
 def test_the_learner_draws_for_each_pass_and_from_its_seed() -> None:
     found, again, other = learner(3), learner(3), learner(4)
     for _ in range(3):
-        one, two = found.update(transitions(), 0.4, 0.0), again.update(transitions(), 0.4, 0.0)
+        one, two = (
+            found.update(ReplaySample(transitions(), 0.4), 0.0),
+            again.update(ReplaySample(transitions(), 0.4), 0.0),
+        )
         assert one.metrics == two.metrics
         assert one.metrics["noise_to_weight"] > 0
     assert torch.equal(weights_of(found.model), weights_of(again.model))
-    other.update(transitions(), 0.4, 0.0)
+    other.update(ReplaySample(transitions(), 0.4), 0.0)
     assert not torch.equal(weights_of(other.model), weights_of(found.model))
     obs = transitions().obs
     passes = [m.q_values(obs) for m in (found.model, found.model, found.target, found.target)]

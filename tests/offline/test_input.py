@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
-from sampleforge.algos.dqn_learner import UpdateResult
+from sampleforge.algos.learning import Update
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.offline.dataset import open_dataset
 from sampleforge.offline.shuffle import ShuffleBuffer
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.rollouts.slots import Owner
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
@@ -58,11 +58,12 @@ class Learner(StackCheckingLearner):
     episode comes next; the learner of the base class knows that from the number of the episode,
     which is higher where an environment is stepped."""
 
-    def update(self, batch: Transitions, *args: Any) -> UpdateResult:  # type: ignore[override]
+    def update(self, sample: ReplaySample, progress: float) -> Update:  # type: ignore[override]
+        batch = sample.items
         if self.config.env_kwargs.get("mode") == "same_step":
             ended = batch.discount == 0
             batch.next_obs["obs"][ended, :, 1] = batch.obs["obs"][ended, :, 1] + 1
-        return super().update(batch, *args)
+        return super().update(sample, progress)
 
 
 class LearnerMaker(StackCheckingLearnerMaker):

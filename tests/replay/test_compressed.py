@@ -18,9 +18,9 @@ from sampleforge.spec import ArraySpec
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     apex_config,
+    batches_of,
     build_apex,
     learner_worker,
-    learners_of,
     limiter_of,
     serial_rounds,
 )
@@ -168,7 +168,7 @@ def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
     packed = replace(raw, replay_compression="lz4", replay_compression_ratio=4.0)
     graph, plan = build_apex(packed)
     made = graph.groups[0].exchange.slots.arrays.nbytes
-    reader: Any = learners_of(graph).make_reader("cpu")
+    reader: Any = batches_of(graph).make_reader("cpu")
     ring = reader._stacks["obs"]._ring
     assert made == plan.slot_bytes and len(ring) == sum(plan.ring_bytes)
     assert any("shrink 4 times" in note for note in graph.notes)

@@ -19,8 +19,8 @@ from sampleforge.spec import ArraySpec, EnvSpec
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     apex_config,
+    batches_of,
     learner_worker,
-    learners_of,
     limiter_of,
     serial_rounds,
 )
@@ -48,14 +48,14 @@ def test_every_frame_of_every_stack_is_that_of_its_slot(mode: str, share: float)
     env = "tests.support.stacked_envs:StackedVectorEnv"
     graph, plan = checking_graph(apex_config(env=env, env_kwargs={"mode": mode}))
     slots = graph.groups[0].exchange.slots
-    object.__setattr__(learners_of(graph), "make_reader", MakeReader(slots, share))
+    object.__setattr__(batches_of(graph), "make_reader", MakeReader(slots, share))
     for _ in serial_rounds(graph, 250):
         pass
     worker = learner_worker(graph)
     assert worker._learner.checked > 1000
     assert mode == "next_step" or worker._learner.truncated > 50
     assert limiter_of(graph).replay_counters.inserted.sum() > 1.5 * plan.capacity
-    copies = worker._update._reader._copies
+    copies = worker._source.reader.reader._copies
     assert 0 < copies.places == int(slots.count * share)
 
 

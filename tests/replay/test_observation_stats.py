@@ -71,7 +71,7 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
     for i in serial_rounds(graph, 150):
         if i == 149:
             learner = learner_worker(graph)
-            learner._source._take_answers()
+            learner._source.samples._take_answers()
             leaf = learner._learner.model.normaliser.leaves["obs"]
             arrived = Moments(*(x.clone() for x in (leaf.total_mean, leaf.total_var, leaf.count)))
             waiting = [shard._seen._seen["obs"] for shard in shards]

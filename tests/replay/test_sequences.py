@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from sampleforge.algos.dqn import FinishRollout
-from sampleforge.algos.dqn_learner import UpdateResult
+from sampleforge.algos.learning import Update
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import initial_errors, n_step_windows
+from sampleforge.replay.sample_batches import Choice, ReplaySample
 from sampleforge.replay.sample_source import ReadySample
 from sampleforge.replay.sequences import GatheredSequences, SequenceReader, Sequences
+from sampleforge.rollouts.batch_source import Taken
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
@@ -30,10 +32,10 @@ from tests.support.apex_graphs import (
     CheckingLearner,
     CheckingLearnerMaker,
     apex_config,
+    batches_of,
     build_apex,
     check_transition,
     learner_worker,
-    learners_of,
     limiter_of,
     serial_rounds,
     with_learner,
@@ -111,7 +113,8 @@ def check_sequence(batch: Sequences, b: int, config: ApexConfig) -> None:
 
 
 class CheckingSequences(CheckingLearner):
-    def update(self, batch: Any, beta: float, progress: float) -> UpdateResult:
+    def update(self, sample: ReplaySample, progress: float) -> Update:  # type: ignore[override]
+        batch: Any = sample.items
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )
@@ -121,7 +124,7 @@ class CheckingSequences(CheckingLearner):
         self.checked += len(batch.scaled_probability)
         self.version += 1
         errors = self.random.gamma(0.5, size=len(batch.scaled_probability)).astype(np.float32)
-        return UpdateResult({"checked": float(self.checked)}, errors)
+        return Update({"checked": float(self.checked)}, sample.trained, errors)
 
 
 class Maker(CheckingLearnerMaker):
@@ -148,9 +151,9 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
         resolve_defaults(config, spec),
         network_maker(config, spec, config.seed or 0),
     )
-    frames = learners_of(graph).replay.frames
+    frames = batches_of(graph).make_reader.args[3]  # type: ignore[attr-defined]
     checking = MakeReader(new_network, fitted, graph, frames)
-    object.__setattr__(learners_of(graph), "make_reader", checking)
+    object.__setattr__(batches_of(graph), "make_reader", checking)
     return with_learner(graph, Maker(new_network, fitted)), plan
 
 
@@ -292,12 +295,13 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
 
 
 def test_items_that_were_evicted_before_reading_are_left_out() -> None:
-    graph, _ = build_apex(sequence_config(replay_capacity=36 * 8, learning_starts=100))
+    chosen = sequence_config(replay_capacity=36 * 8, learning_starts=100)
+    burn_in, (graph, _) = chosen.burn_in, build_apex(chosen)
     for _ in serial_rounds(graph, 150):
         pass
     sample_requests, reader, slots = (
-        learners_of(graph).replay.sample_requests,
-        learners_of(graph).make_reader("cpu"),
+        batches_of(graph).requests,
+        batches_of(graph).make_reader("cpu"),
         graph.groups[0].exchange.slots,
     )
     items, scaled_probability = np.arange(12), np.arange(12.0)
@@ -312,14 +316,16 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     left = torch.from_numpy(~gone)
     assert torch.equal(part.sequences.state, whole.sequences.state[left])
     assert torch.equal(part.sequences.obs["obs"], whole.sequences.obs["obs"][:, left])
-    counted = part.sequences.steps[learners_of(graph).config.burn_in :] > 0
+    counted = part.sequences.steps[burn_in:] > 0
     assert part.trained == int(counted.sum()) < whole.trained
     worker = learner_worker(graph)
-    request = worker._source._spare.pop()
+    request = worker._source.samples._spare.pop()
     sample_requests.items[request] = np.resize(items, sample_requests.items.shape[1])
     sample_requests.generations[request] = np.resize(generations, sample_requests.items.shape[1])
     sample_requests.scaled_probability[request] = 1.0
-    worker._learn(ReadySample(0, request), 0.0)
+    worker._source._taken = ReadySample(0, request)
+    worker._taken = Taken(Choice(request, 0.0), 0.0)
+    assert worker.step()
     stale = np.resize(gone, sample_requests.items.shape[1])
     assert worker.handle("metrics", None)["late_samples"] == stale.sum() > 0
     assert (sample_requests.errors[request] > 0).tolist() == (~stale).tolist()

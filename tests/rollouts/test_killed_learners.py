@@ -63,10 +63,10 @@ class World:
 
         def step() -> bool:
             moved = source.gather()
-            batch = source.take()
-            if batch is None:
+            taken = source.take(0.0)
+            if taken is None:
                 return moved
-            rewards = batch.reward
+            rewards = taken.batch.reward
             assert (rewards == rewards[:1]).all(), "whole rollouts"
             self.learned += sorted({int(number) for number in rewards[0].tolist()})
             source.done()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.ops.running_stats import Gather
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.batch_source import (
     BatchSource,
@@ -31,7 +32,6 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.slots import wire as appo
-from sampleforge.topologies.slots.learners import AppoLearners
 from sampleforge.topologies.slots.plan import gathers_ahead
 from sampleforge.workers.learner import LearnerWorker
 from tests.support.graphs import build, updates
@@ -114,23 +114,31 @@ def numbers(batch: Batch) -> list[int]:
     return rows[:, 0].long().tolist()
 
 
+def taken_of(batch_source: BatchSource) -> Batch:
+    """The next complete batch."""
+    found = until(lambda: batch_source.take(0.0))
+    assert found is not None
+    batch: Batch = found.batch
+    return batch
+
+
 def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: BenchmarkContext) -> None:
     with closing(setting.ahead()) as batch_source:
         for _ in range(6):
             setting.write()
-        first = until(batch_source.take)
+        first = taken_of(batch_source)
         assert numbers(first) == [1, 2]
         until(lambda: setting.owners(Owner.FREE) == SLOTS - 2)
         assert setting.owners(Owner.READY) == 2, "there is no third batch to copy them into"
         until(lambda: batch_source._complete)  # the thread says so after it has freed the slots
         assert numbers(first) == [1, 2]
         batch_source.done()
-        second = until(batch_source.take)
+        second = taken_of(batch_source)
         assert numbers(second) == [3, 4]
         until(lambda: setting.owners(Owner.FREE) == SLOTS)
         assert numbers(second) == [3, 4], "the third batch lies where the first one was"
         batch_source.done()
-        assert numbers(until(batch_source.take)) == [5, 6]
+        assert numbers(taken_of(batch_source)) == [5, 6]
         assert setting.spent[0] > 0
 
 
@@ -148,9 +156,9 @@ def test_every_rollout_is_learned_from_once_in_order(setting: BenchmarkContext, 
             while setting.written < 200 and setting.write():
                 pass
             batch_source.gather()
-            batch = batch_source.take()
-            if batch is not None:
-                learned += numbers(batch)
+            taken = batch_source.take(0.0)
+            if taken is not None:
+                learned += numbers(taken.batch)
                 batch_source.done()
     finally:
         batch_source.close()
@@ -170,7 +178,7 @@ def test_take_raises_the_exception_that_ended_the_gathering_thread(
         setting.write()
         until(lambda: batch_source.wakeup.wait(1.0) and batch_source._error)
         with pytest.raises(ValueError, match="deliberate") as caught:
-            batch_source.take()
+            batch_source.take(0.0)
         stack = "".join(traceback.format_exception(caught.value))
         assert "_gather_one" in stack and "in add" in stack, "the thread's own stack"
 
@@ -245,7 +253,7 @@ def test_on_a_gpu_copies_and_kernels_keep_their_order(
         for expected in ([1, 2], [3, 4]):
             for _ in range(PER_BATCH):
                 setting.write()
-            assert numbers(until(batch_source.take)) == expected
+            assert numbers(taken_of(batch_source)) == expected
             batch_source.done()
         until(lambda: len(device.log) == 14)
     read, filled = device.log[0][2], device.log[4][2]
@@ -269,24 +277,17 @@ def test_serial_mode_gathers_in_turn() -> None:
     config = AppoConfig(env="CartPole-v1", serial=True, num_envs_per_worker=4, batch_size=128)
     for graph, _ in updates(config, 1):
         worker = graph.groups[0].learner.worker
-        assert isinstance(worker, LearnerWorker) and isinstance(
-            worker._batch_source, SerialBatchSource
-        )
+        assert isinstance(worker, LearnerWorker) and isinstance(worker._source, SerialBatchSource)
         assert threading.active_count() == 1
 
 
 class FailingBatches(SlotBatches):
-    def source(self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int) -> BatchSource:
+    def source(
+        self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int, gather: Gather
+    ) -> BatchSource:
         failing = [Failing(self.exchange.slots, self.slots_per_batch)]
         spent = count["batch_s"]
         return PrefetchingBatchSource(self.exchange, failing, wakeup, spent, self.device)
-
-
-class FailingLearners(AppoLearners):
-    def new_worker(self, *args: Any, **kwargs: Any) -> LearnerWorker:
-        worker = super().new_worker(*args, **kwargs)
-        worker.batches = FailingBatches(**vars(worker.batches))
-        return worker
 
 
 def small_run(folder: Path, env_steps: int) -> Session:
@@ -326,7 +327,7 @@ def test_a_run_with_prefetching_trains_saves_and_resumes(
 def test_a_run_ends_with_the_traceback_of_the_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(appo, "AppoLearners", FailingLearners)
+    monkeypatch.setattr(appo, "SlotBatches", FailingBatches)
     with pytest.raises(WorkerDied) as caught, small_run(tmp_path / "run", 10**9) as run:
         for _ in run.reports():
             pass

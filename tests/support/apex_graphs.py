@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from sampleforge.algos.averaging import Averaging
-from sampleforge.algos.dqn_learner import DqnLearner, UpdateResult
+from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.learning import Update
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.replay.limiter import RateLimiter
+from sampleforge.replay.sample_batches import ReplaySample, SampleBatches
 from sampleforge.replay.snapshot import ReplayFolder
-from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.replay.learners import ApexLearners
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from tests.support.envs import code_reward, episode_length
@@ -72,11 +72,11 @@ def _alone(make_learner: Any, averaging: Averaging) -> Any:
     return make_learner()
 
 
-def learners_of(graph: Graph) -> ApexLearners:
-    """What makes the learners of a graph."""
+def batches_of(graph: Graph) -> SampleBatches:
+    """What the first learner of a graph learns from."""
     worker: Any = graph.groups[0].learner.worker
-    made = worker._new_worker.func.__self__
-    assert isinstance(made, ApexLearners)
+    made = worker._batches
+    assert isinstance(made, SampleBatches)
     return made
 
 
@@ -88,8 +88,7 @@ def learner_worker(graph: Graph) -> Any:
 
 def limiter_of(graph: Graph) -> RateLimiter:
     """The limiter of a graph's replay."""
-    made: RateLimiter = learners_of(graph).replay.limiter
-    return made
+    return batches_of(graph).samples.limiter
 
 
 def with_learner(graph: Graph, make_learner: Any) -> Graph:
@@ -156,7 +155,10 @@ class CheckingLearner(DqnLearner):
         self.random = np.random.default_rng(0)
         self.checked = self.truncated = 0
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> UpdateResult:  # type: ignore[override]
+    def update(self, sample: ReplaySample, progress: float) -> Update:  # type: ignore[override]
+        batch = sample.items
+        for seen in sample.seen:
+            self._observe(seen)
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )
@@ -171,7 +173,7 @@ class CheckingLearner(DqnLearner):
         self.checked += len(batch.returns)
         self.version += 1
         errors = self.random.gamma(0.5, size=len(batch.returns)).astype(np.float32)
-        return UpdateResult({"checked": float(self.checked)}, errors)
+        return Update({"checked": float(self.checked)}, sample.trained, errors)
 
 
 class CheckingLearnerMaker:

@@ -92,6 +92,7 @@ Learned = tuple[dict[str, torch.Tensor], dict[str, float]]
 
 def learned(learner: PpoLearner, parts: list[Batch]) -> Learned:
     metrics: dict[str, float] = {}
+    trained = 0
     for number, part in enumerate(parts):
-        metrics = learner.update(part, progress=number / UPDATES)
-    return learner.state()[0], metrics
+        metrics, trained, _ = learner.update(part, progress=number / UPDATES)
+    return learner.state()[0], {**metrics, "own_trained_steps": trained}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.algos.dqn_learner import UpdateResult
-from sampleforge.replay.transitions import Transitions
+from sampleforge.algos.learning import Update
+from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.spec import ActionSpec
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
@@ -31,7 +31,8 @@ ACTIONS = {"action": ActionSpec("discrete", (), "int64", (4,))}
 class StackCheckingLearner(CheckingLearner):
     """Checks all frames of every stack, then the transitions by their newest frames."""
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> UpdateResult:  # type: ignore[override]
+    def update(self, sample: ReplaySample, progress: float) -> Update:  # type: ignore[override]
+        batch = sample.items
         newest: dict[str, Any] = {}
         for which in ("obs", "next_obs"):
             stacks = getattr(batch, which)["obs"].numpy()
@@ -41,7 +42,7 @@ class StackCheckingLearner(CheckingLearner):
                 check_stack(stack, str(self.config.env_kwargs.get("padding", "zero")))
             newest[which] = {"obs": torch.from_numpy(stacks[:, -1].copy())}
         assert (batch.obs["obs"][:, -1] == newest["obs"]["obs"]).all()
-        return super().update(replace(batch, **newest), beta, progress)
+        return super().update(replace(sample, items=replace(batch, **newest)), progress)
 
 
 def check_stack(stack: Array, padding: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.algos.learning import Update
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
@@ -203,7 +204,7 @@ def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
     stale: list[int] = []
     update = PpoLearner.update
 
-    def checked(self: PpoLearner, batch: Batch, progress: float) -> dict[str, float]:
+    def checked(self: PpoLearner, batch: Batch, progress: float) -> Update:
         segment = self.tag.get("segment", [0])[0]
         first_of.setdefault((id(self), segment), self.version)
         first = first_of[id(self), segment]
@@ -211,9 +212,9 @@ def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
         assert (batch.version[counted] >= first).all(), "a step of the weights before the copy"
         learned.append(int(counted.sum()))
         stale.append(int((batch.valid & ~counted).sum()))
-        metrics = update(self, batch, progress)
-        assert metrics["stale_steps"] == stale[-1]
-        return metrics
+        updated = update(self, batch, progress)
+        assert updated.metrics["stale_steps"] == stale[-1]
+        return updated
 
     monkeypatch.setattr(PpoLearner, "update", checked)
     sizes: dict[str, Any] = {"num_envs_per_worker": 4, "num_splits": 2, "rollout": 16}

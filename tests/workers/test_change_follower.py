@@ -110,7 +110,7 @@ def test_the_copied_learning_rate_does_not_overwrite_the_perturbed_one(driver: D
     driver.apply(member)
     assert member.hyperparameters()["learning_rate"] == 0.25
     assert member.hyperparameters()["gamma"] == 0.5, "what was not perturbed is the donor's"
-    metrics = member.update(batch_of(member.version), 0.0)
+    metrics = member.update(batch_of(member.version), 0.0).metrics
     assert metrics["learning_rate"] == 0.25
 
 
@@ -141,14 +141,14 @@ def test_experience_of_the_replaced_weights_is_stale_and_nothing_is_learned_from
     driver.send(1, donor.hyperparameters(), donor, Segment(1, 2))
     driver.apply(member)
     before = member.state()[0]
-    metrics = member.update(in_flight, 0.0)
+    metrics = member.update(in_flight, 0.0).metrics
     valid = int(in_flight.valid.sum())
     assert metrics["stale_steps"] == metrics["valid_steps"] == valid
     after = member.state()[0]
     learned = {n for n in before if n.startswith(("model/", "optimiser/"))}
     moved = {n for n in learned if not torch.equal(before[n], after[n])}
     assert all("normaliser" in name or "value_scale" in name for name in moved), moved
-    fresh = member.update(batch_of(member.version), 0.0)
+    fresh = member.update(batch_of(member.version), 0.0).metrics
     assert fresh["stale_steps"] == 0
 
 

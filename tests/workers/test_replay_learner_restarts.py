@@ -4,18 +4,21 @@ requests that were under way are served."""
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sampleforge.distributed.group import RankLost
 from sampleforge.replay.exchange import SAMPLE, SampleRelay, SampleRequests
+from sampleforge.replay.sample_batches import ChosenSamples
 from sampleforge.replay.sample_source import ReadySample
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.replay_learner import ReplayLearnerWorker
+from sampleforge.workers.learner import LearnerSettings, LearnerWorker
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.variants import slow
@@ -60,16 +63,11 @@ def test_an_answer_that_is_not_complete_is_found_and_may_be_asked_for_again(
 
 
 class Answers:
-    """A sample source that counts what goes back."""
-
-    batch = 4
+    """Where samples come from; it counts what goes back."""
 
     def __init__(self) -> None:
         self.back: list[int] = []
         self.given = iter([ReadySample(0, 7), ReadySample(0, 8)])
-
-    def start(self, life: int) -> None:
-        pass
 
     def gather(self) -> bool:
         return False
@@ -81,41 +79,56 @@ class Answers:
         self.back.append(sample.request)
 
 
+class Batches:
+    """Gives the `ChosenSamples` of such answers."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, answers: Answers, read: Callable[[], object]) -> None:
+        self.answers = answers
+        self.read = read
+
+    def source(self, *_: Any) -> ChosenSamples:
+        reader: Any = SimpleNamespace(
+            read=lambda choice: self.read(),
+            late=0,
+            forget=lambda: None,
+            errors_of_all=lambda errors: errors,
+        )
+        metrics: Any = SimpleNamespace(add_late=lambda items: None)
+        return ChosenSamples(self.answers, reader, metrics, None, Wakeup())  # type: ignore[arg-type]
+
+    def take_over(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("lost_in", ["update", "after"])
 def test_a_sample_goes_back_once_when_another_learner_is_lost(lost_in: str) -> None:
-    def lose(*_: Any) -> Any:
+    def lose() -> Any:
         raise RankLost("another learner was killed")
 
-    def update(request: int, progress: float) -> None:
-        if lost_in == "update":
-            lose()
-
-    source = Answers()
+    answers = Answers()
     progress: Any = SimpleNamespace(
-        fraction=0.0, counters=SimpleNamespace(row=lambda row: {"restarts": np.zeros(1)})
+        fraction=0.0, counters=SimpleNamespace(row=lambda row: {"batch_s": np.zeros(1)})
     )
-    metrics: Any = SimpleNamespace(start=lambda: None, add_late=lambda items: None)
     unused: Any = None
-    learner = ReplayLearnerWorker(
-        lambda: unused,
-        lambda learner: update,  # type: ignore[arg-type, return-value]
-        source,  # type: ignore[arg-type]
-        unused,
-        progress,
-        unused,
-        Wakeup(),
-        0,
-        metrics,
-        publish_interval=1,
-        threads=1,
+    alone: Any = SimpleNamespace(version=0, averaging=SimpleNamespace(solo=True))
+    learner = LearnerWorker(
+        lambda: alone,
+        Batches(answers, lose if lost_in == "update" else lambda: None),
+        LearnerSettings(0, Wakeup(), progress, unused, None, threads=1),
         after_update=lose if lost_in == "after" else lambda: None,
     )
     learner.start()
     with pytest.raises(RankLost):
         learner.step()
+    learner.abandon()
     learner.begin_again()
-    assert source.back == [7]
-    assert learner._next is None
+    assert answers.back == [7]
+    with pytest.raises(RankLost):
+        learner.step()
+    learner.begin_again()
+    assert answers.back == [7, 8]
 
 
 def test_what_was_relayed_before_a_new_group_is_left_out() -> None:

@@ -60,7 +60,7 @@ from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.callback import NO_HOOKS, RunHooks, WorkerCallbacks
 from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
 from sampleforge.workers.inference import LocalInference
-from sampleforge.workers.learner import LearnerWorker, Save
+from sampleforge.workers.learner import LearnerSettings, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
@@ -190,8 +190,18 @@ def add_rank(
     member = _group_member(context, join, weights)
 
     def make_worker(counter_row: int) -> RankWorker:
-        new_worker = _learner_maker(context, exchange, weights, wakeup, counter_row, callbacks)
-        return RankWorker(member, actor, new_worker, exchange, graph.counters, wakeup, preemption)
+        batches = SlotBatches(exchange, slots.count, torch.device(plan.device), synchronous=True)
+        settings = LearnerSettings(
+            counter_row,
+            wakeup,
+            graph.progress,
+            context.save,
+            weights,
+            plan.learner_threads,
+            counts_updates=rank == 0,
+            callbacks=callbacks,
+        )
+        return RankWorker(member, actor, batches, settings, graph.counters, preemption)
 
     node = graph.add(
         "rank",
@@ -284,31 +294,6 @@ def _group_member(context: RankContext, join: Rendezvous, weights: SharedWeights
         metrics_sync=context.metrics_sync,
         snapshot=context.snapshot,
         replacement_timeout=timeout,
-    )
-
-
-def _learner_maker(
-    context: RankContext,
-    exchange: SlotExchange,
-    weights: SharedWeights,
-    wakeup: Wakeup,
-    rank: int,
-    callbacks: WorkerCallbacks | None,
-) -> Callable[..., LearnerWorker]:
-    """Return the function that makes the rank's learner worker."""
-    return partial(
-        LearnerWorker,
-        batches=SlotBatches(
-            exchange, exchange.slots.count, torch.device(context.plan.device), synchronous=True
-        ),
-        weights=weights,
-        progress=context.graph.progress,
-        save=context.save,
-        wakeup=wakeup,
-        counter_row=rank,
-        threads=context.plan.learner_threads,
-        counts_updates=rank == 0,
-        callbacks=callbacks,
     )
 
 

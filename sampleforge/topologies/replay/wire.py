@@ -50,7 +50,13 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
 )
 from sampleforge.topologies.ladder import exploration, ladder_of, of_rows
-from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.learner_group import (
+    LearnerMaker,
+    Learners,
+    add_learners,
+    add_only_learner,
+    compile_or_capture,
+)
 from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.policy_groups import GroupParts, PolicyGroups
 from sampleforge.topologies.recording import num_recorders
@@ -61,7 +67,7 @@ from sampleforge.topologies.rendezvous import (
 )
 from sampleforge.topologies.replay.channels import ReplayChannels
 from sampleforge.topologies.replay.datasets import add_dataset_actors, dataset_edges, shares_of
-from sampleforge.topologies.replay.learners import ApexLearners, make_reader
+from sampleforge.topologies.replay.learners import sample_batches
 from sampleforge.topologies.replay.plan import ReplayPlan, slot_shape
 from sampleforge.topologies.replay.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.restarts import RestartAlone
@@ -341,22 +347,17 @@ def _add_learners(
         return Learners((graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),))
     devices = learner_devices(config, plan.device)
     relay = SampleRelay(followers, config.prefetch_batches) if followers else None
-    maker = ApexLearners(
-        config,
+    maker = LearnerMaker(
         plan,
-        devices,
         parts.new_model,
         parts.policy,
-        parts.replay,
-        channels,
-        graph.progress,
-        relay,
-        partial(make_reader, config, plan, parts.replay.exchange.slots, parts.replay.frames),
-        graph.hooks,
+        sample_batches(config, plan, parts.policy.start, parts.replay, devices, relay),
+        max(1, config.weights_refresh_interval // 2),
+        partial(compile_or_capture, config),
     )
     member = parts.acting.member
     if config.serial and member is None:
-        return add_only_learner(graph, wakeup, maker)
+        return add_only_learner(graph, channels, maker)
     rendezvous = None
     if followers:
         errors = 8 * plan.batch_size // config.num_learners  # gathered as float64

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from sampleforge.algos.algorithm import Algorithm
+from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
@@ -34,7 +37,13 @@ from sampleforge.topologies.graph import (
     GraphBuilder,
     PolicyGroup,
 )
-from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.learner_group import (
+    LearnerMaker,
+    Learners,
+    add_learners,
+    add_only_learner,
+    compile_or_capture,
+)
 from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.policy_groups import GroupParts, PolicyGroups
 from sampleforge.topologies.recording import num_recorders
@@ -50,7 +59,6 @@ from sampleforge.topologies.sampling import (
     policy_notes,
     sampler_edges,
 )
-from sampleforge.topologies.slots.learners import AppoLearners
 from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import (
@@ -185,21 +193,22 @@ def _add_learners(
         sink = partial(_sink, parts.exchange, wakeup)
         return Learners((graph.add("learner", sink, wakeup),))
     devices = learner_devices(config, plan.device)
-    maker = AppoLearners(
-        config,
-        plan,
-        devices,
-        parts.new_model,
-        parts.policy,
-        parts.exchange,
-        channels,
-        graph.progress,
-        gathers_ahead(plan, serial=config.serial),
-        graph.hooks,
-    )
+    batches = [
+        SlotBatches(
+            parts.exchange,
+            plan.slots_per_batch // config.num_learners,
+            torch.device(device),
+            synchronous=plan.synchronous,
+            prefetch=gathers_ahead(plan, serial=config.serial),
+            learner=index,
+        )
+        for index, device in enumerate(devices)
+    ]
+    prepare = partial(compile_or_capture, config)
+    maker = LearnerMaker(plan, parts.new_model, parts.policy, batches, prepare=prepare)
     member = parts.acting.member
     if config.serial and member is None:
-        return add_only_learner(graph, wakeup, maker)
+        return add_only_learner(graph, channels, maker)
     rendezvous = None
     if config.num_learners > 1:
         rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sampleforge.algos.algorithm import Algorithm
-from sampleforge.algos.averaging import Averaging
 from sampleforge.config import ConfigError
 from sampleforge.offline.config import Source
 from sampleforge.offline.stored_steps import RewardRule, StoredBatches
@@ -26,17 +25,15 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     initial_weights,
-    make_learner,
 )
 from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.learner_group import add_learners, add_only_learner
+from sampleforge.topologies.learner_group import LearnerMaker, add_learners, add_only_learner
 from sampleforge.topologies.rendezvous import member_devices
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.topologies.stored.plan import StoredPlan
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
-from sampleforge.workers.learner import LearnerWorker
 
 
 def wire_stored(
@@ -59,11 +56,10 @@ def wire_stored(
     none = RestartBudget(0, 0)
     channels = GroupChannels(weights, None, [], [], wakeups(1), none, none)
     batches = _stored_batches(config, plan, spec, policy, graph.progress)
-    maker = MarwilLearners(
-        config, plan, new_model, policy, channels, graph.progress, batches, hooks
-    )
+    prepare = partial(_fit_units, batches, policy.start)
+    maker = LearnerMaker(plan, new_model, policy, [batches], prepare=prepare)
     if config.serial:
-        learners = add_only_learner(graph, channels.learner_wakeups[0], maker)
+        learners = add_only_learner(graph, channels, maker)
     else:
         learners = add_learners(graph, config, channels, maker, StateSnapshot(new_model()), None)
     evaluation = add_evaluators(graph, config, weights, new_model, start)
@@ -128,47 +124,9 @@ def _findable(source: Source) -> Source:
     return source._replace(name=str(folder.absolute())) if folder.exists() else source
 
 
-@dataclass(frozen=True)
-class MarwilLearners:
-    """Makes the learner of a policy, and its worker; see
-    `sampleforge.topologies.learner_group.LearnerMaker`. ``hooks``: of the run's callbacks."""
-
-    config: Any
-    plan: StoredPlan
-    new_model: NetworkMaker
-    policy: PolicyStart
-    channels: GroupChannels
-    progress: Progress
-    batches: StoredBatches
-    hooks: RunHooks
-
-    def new_learner(self, index: int, averaging: Averaging) -> Any:
-        start = self.policy.start
-        learner = make_learner(self.new_model, self.plan, start, averaging)
-        if start.resume is None:
-            learner.fit_units(self.batches.mixture)
-        return learner
-
-    def new_worker(
-        self,
-        index: int,
-        counter_row: int,
-        *,
-        make_learner: Callable[[], Any],
-        **options: Any,
-    ) -> LearnerWorker:
-        return LearnerWorker(
-            make_learner,
-            self.batches,
-            self.channels.weights,
-            self.progress,
-            self.policy.save,
-            self.channels.learner_wakeups[0],
-            counter_row,
-            threads=self.plan.learner_threads,
-            callbacks=self.hooks.of_worker(index, [self.policy.id]),
-            **options,
-        )
-
-    def take_over(self, index: int) -> None:
-        """Do nothing: the next process reads the same data."""
+def _fit_units(
+    batches: StoredBatches, start: ResumePoint, learner: Any, device: torch.device
+) -> None:
+    """Fit a new learner to the data, if it does not resume."""
+    if start.resume is None:
+        learner.fit_units(batches.mixture)

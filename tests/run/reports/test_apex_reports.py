@@ -20,8 +20,8 @@ from sampleforge.topologies.graph import Exploration
 from sampleforge.topologies.ladder import exploration, ladder_of
 from tests.support.apex_graphs import (
     apex_config,
+    batches_of,
     build_apex,
-    learners_of,
     limiter_of,
     serial_rounds,
 )
@@ -121,7 +121,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
         graph.groups[0].histograms.read()
     found = graph.groups[0].histograms.read()
     shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]  # type: ignore[attr-defined]
-    sample_requests = learners_of(graph).replay.sample_requests
+    sample_requests = batches_of(graph).requests
     errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:
         assert set(found) == {"td_error"}, "nothing has a priority"

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
+from sampleforge.ops.running_stats import alone
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
+from sampleforge.replay.sample_batches import Choice, SampleBatches, SampleReader
 from sampleforge.replay.sequences import GatheredSequences, Sequences
 from sampleforge.replay.transitions import Gathered, Transitions
 from sampleforge.run.reports.metrics_file import read_metrics
@@ -29,7 +31,6 @@ from sampleforge.spec import ACTION
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.workers.rank_sync import check_same_state
-from sampleforge.workers.sample_update import SampleUpdate, Updated
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import spec_of
 from tests.support.pairings import network_maker
@@ -40,6 +41,15 @@ ONE_AT_A_TIME = threading.Lock()
 UPDATES, BATCH, POOL = 20, 12, 60
 LENGTH = 6
 MEANS_OF_SEQUENCES = ("td_error_mean", "importance_weight_mean")
+
+
+class Updated(NamedTuple):
+    """An update, with what belongs to the whole sample."""
+
+    metrics: dict[str, float]
+    trained: int
+    errors: npt.NDArray[np.float32] | None
+    late: int
 
 
 class PoolReader:
@@ -141,7 +151,26 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
         noise_seed=4,
         averaging=None if group is None else DataParallel(group),
     )
-    update = SampleUpdate(lambda: reader, requests, config, share, learner)  # type: ignore[arg-type, return-value]
+    cpu, unused = torch.device("cpu"), cast(Any, None)
+    batches = SampleBatches(
+        requests,
+        lambda device: reader,  # type: ignore[arg-type, return-value]
+        config,
+        cpu,
+        samples=unused,
+        metrics=unused,
+        learner=share.learner,
+        learners=share.learners,
+    )
+    samples = SampleReader(batches, alone if group is None else learner.averaging.all_gather)
+
+    def update(progress: float) -> Updated | None:
+        sample = samples.read(Choice(0, progress))
+        if sample is None:
+            return None
+        metrics, trained, errors = learner.update(sample, progress)
+        return Updated(metrics, trained, samples.errors_of_all(errors), samples.late)
+
     said: list[Updated | None] = []
     for number, items in enumerate(draws):
         requests.items[0], requests.generations[0] = items, 1
@@ -150,7 +179,7 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
             requests.generations[0, : BATCH // 2] = 0  # some learners have no item left
         if number == 7:
             requests.generations[0] = 0
-        said.append(update(0, number / UPDATES))
+        said.append(update(number / UPDATES))
         if group is not None:
             check_same_state(learner, group)
     return [learner.state()[0], said]

@@ -167,7 +167,7 @@ def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Pa
         with Trainer(config(run, env_steps)) as trainer:
             for _ in trainer:
                 pass
-            source = learner_worker(trainer.session.graph)._source
+            source = learner_worker(trainer.session.graph)._source.samples
             states.append((source.limiter.state(), source.shard_choice))
             replay_counters = source.limiter.replay_counters
             states.append((int(replay_counters.inserted.sum()), bool(replay_counters.full.all())))
