@@ -53,6 +53,15 @@ class Lineage:
         self._file.close()
 
 
+def position(
+    member: str, round_number: int, env_steps: int, wall_s: float, learned: int | None = None
+) -> dict[str, Any]:
+    """Return what every event says of its member, without the hyperparameters. ``learned``: the env
+    steps that had led to the member's weights (None: unknown, or the weights do not matter)."""
+    place = {"member": member, "round": round_number, "env_steps": env_steps, "wall_s": wall_s}
+    return place if learned is None else {**place, "at": learned}
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the events of a lineage in order, without those that a later ``resume`` has undone and
     without the ``resume`` events. An incomplete last line is left out, because its writer may have

@@ -2,25 +2,25 @@
 other (Jaderberg et al. 2017, arXiv 1711.09846).
 
 In rounds, `Pbt` compares the members by the mean return of their own episodes, decides with the
-pure functions of `exploit.py` and `explore.py`, and sends each member that is to change a message
-through shared memory. The member's learners apply it between two updates
+pure functions of `rounds.py`, and sends each member that is to change a message through shared
+memory. The member's learners apply it between two updates
 (`sampleforge.workers.change_follower`). What has been applied is written into the lineage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.env.seeding import POPULATION_STREAM
-from sampleforge.populations.exploit import Member, exploit, exploring
-from sampleforge.populations.explore import explore
-from sampleforge.populations.lineage import FILE, Lineage, read
+from sampleforge.populations.lineage import FILE, Lineage, position, read
 from sampleforge.populations.pbt_member import MemberInRun, Pending
 from sampleforge.populations.population_rules import rules_of
+from sampleforge.populations.rounds import changed, decide
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.atomic_file import write_json
@@ -138,51 +138,31 @@ class Pbt(Callback):
 
     def _decide(self, session: Session) -> None:
         """Compare the members, and send a change to each that is to change."""
-        rated = [
-            Member(m.id, None if m.pending else m.objective, m.hyperparameters, m.env_steps)
-            for m in self._members
-        ]
+        rated = {member.id: member.as_member() for member in self._members}
         for member in self._members:
             episodes = len(member.statistics.returns) if member.counting == "yes" else 0
             scored = {"objective": member.objective, "episodes": episodes}
             self._log(session, member, "score", scored)
-        donors = exploit(rated, self._rules.exploit, self._rng)
-        explorers = exploring(rated, donors, self._rules.exploit)
-        objectives = {each.id: each.objective for each in rated}
-        states = self._published(session, set(donors.values()))
-        for member in self._members:
-            donor = self._by_id.get(donors.get(member.id, ""))
-            if donor is None and member.id not in explorers:
+        changes = decide(list(rated.values()), self._rules.exploit, self._rng)
+        states = self._published(
+            session, {c.donor for c in changes.values() if c.donor is not None}
+        )
+        for name, change in changes.items():
+            member, donor = self._by_id[name], None
+            if change.donor is not None:
+                steps = self._by_id[change.donor].env_steps  # where it has published its state
+                donor = replace(rated[change.donor], env_steps=steps)
+            rule = self._rules.explore if change.explores else None
+            after, events = changed(rated[name], donor, rule, self._rng)
+            if not events:
                 continue
-            before = member.hyperparameters if donor is None else donor.hyperparameters
-            after = dict(before)
-            if member.id in explorers:
-                after = explore(before, self._rules.explore, self._rng)
-            events: list[dict[str, Any]] = []
-            segment = None
+            segment, state = None, None
             if donor is not None:
-                segment = self._next_segment(member)
-                objective, donor_objective = objectives[member.id], objectives[donor.id]
-                copied = {
-                    "event": "exploit",
-                    "donor": donor.id,
-                    "donor_env_steps": donor.env_steps,
-                    "snapshot": str(states[donor.id][1]["version"]),
-                    "objective": objective,
-                    "donor_objective": donor_objective,
-                    "segment": list(segment),
-                    "hyperparameters": dict(before),
-                }
-                events.append(copied)
-            changed = {n: [before[n], after[n]] for n in after if after[n] != before[n]}
-            if changed:
-                events.append({"event": "explore", "changed": changed, "hyperparameters": after})
-            if events:
-                named = [{**event, "round": self._round} for event in events]
-                number = member.number + 1
-                source = None if donor is None else donor.id
-                pending = Pending(number, named, after, segment, source)
-                self._send(member, pending, None if donor is None else states[donor.id])
+                segment, state = self._next_segment(member), states[donor.id]
+                events[0] |= {"snapshot": str(state[1]["version"]), "segment": list(segment)}
+            named = [{**event, "round": self._round} for event in events]
+            pending = Pending(member.number + 1, named, after, segment, change.donor)
+            self._send(member, pending, state)
 
     def _published(
         self, session: Session, donors: Iterable[str]
@@ -242,10 +222,7 @@ class Pbt(Callback):
         self._lineage.append(
             {
                 "event": name,
-                "member": member.id,
-                "round": self._round,
-                "env_steps": member.env_steps,
-                "wall_s": session.graph.progress.wall_s,
+                **position(member.id, self._round, member.env_steps, session.graph.progress.wall_s),
                 "hyperparameters": member.hyperparameters,
                 **more,
             }

@@ -6,13 +6,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sampleforge.populations.exploit import Value
+from sampleforge.populations.exploit import Member, Value
+from sampleforge.populations.rounds import MIN_EPISODES
 from sampleforge.run.reports.policy_statistics import PolicyStatistics
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.topologies.graph import PolicyGroup
-
-MIN_EPISODES = 10
-"""Least number of a member's own episodes whose mean return is its objective."""
 
 
 @dataclass
@@ -74,6 +72,11 @@ class MemberInRun:
         if self.counting != "yes" or len(self.statistics.returns) < MIN_EPISODES:
             return None
         return self.statistics.return_mean
+
+    def as_member(self) -> Member:
+        """Return the member as the rules see it: not rated while a change is on its way to it."""
+        objective = None if self.pending else self.objective
+        return Member(self.id, objective, self.hyperparameters, self.env_steps)
 
     def count_own_episodes(self) -> None:
         """Forget episodes of the weights before the last copy."""

@@ -9,7 +9,6 @@ from tests.support import REPO
 
 TWICE = frozenset(
     {
-        "Change",
         "Display",
         "Episode",
         "Estimate",

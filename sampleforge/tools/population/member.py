@@ -27,17 +27,15 @@ from typing import Any
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.populations.lineage import Lineage, read
-from sampleforge.populations.pbt_member import MIN_EPISODES
+from sampleforge.populations.lineage import Lineage, position, read
+from sampleforge.populations.rounds import MIN_EPISODES, MemberChange
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointEntry, CheckpointStore
 from sampleforge.run.session import Session
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.tools.jobs.training_job import Status, train, with_outcome
 from sampleforge.tools.population.member_change import (
-    Change,
     MemberRules,
-    about,
     changed_checkpoint,
     decide,
     hyperparameters_of,
@@ -129,6 +127,8 @@ class MemberRun:
         self._logged = {(event["event"], event["round"]) for event in events}
         self.round = max((event["round"] for event in events), default=0)
         """Number of rounds so far."""
+        self._published: Published | None = None
+        """The state at the end of the last round of this job."""
 
     def run(self) -> Status:
         """Train; return "stopped" if the member's turn is over. A member that an earlier job has
@@ -193,13 +193,19 @@ class MemberRun:
             hyperparameters=hyperparameters_of(checkpoint),
         )
 
-    def end_round(self, *, done: bool = False) -> Change | None:
+    def end_round(self, *, done: bool = False) -> MemberChange | None:
         """End a round, whose checkpoint has been written: publish it, and return the change that
         the rules make; None if the member goes on unchanged. ``done``: it is the last round."""
         self.round += 1
-        own = self._state(done=done)
-        score = {"event": "score", "objective": own.objective, "episodes": own.episodes}
-        self.log({**score, **about(own)})
+        self._published = own = self._state(done=done)
+        score = {
+            "event": "score",
+            **position(own.member, own.round, own.env_steps, own.wall_s, own.learned),
+            "objective": own.objective,
+            "episodes": own.episodes,
+            "hyperparameters": dict(own.hyperparameters),
+        }
+        self.log(score)
         self.states.publish(own, self.store.folder)
         if done or own.env_steps < self.rules.start:
             return None
@@ -207,9 +213,8 @@ class MemberRun:
 
     def log_start(self, hyperparameters: Mapping[str, Any], seed: int | None) -> None:
         """Log the beginning of the member. ``seed``: of its run."""
-        position = {"member": self.id, "round": 0, "env_steps": 0, "wall_s": 0.0}
         first = {"seed": seed, "hyperparameters": dict(hyperparameters)}
-        self.log({"event": "start", **position, **first})
+        self.log({"event": "start", **position(self.id, 0, 0, 0.0), **first})
 
     def shaping(self, offered: Mapping[str, float]) -> dict[str, float]:
         """Return the reward-shaping numbers with which the environments of the next session begin,
@@ -224,17 +229,18 @@ class MemberRun:
 
     # ---- a change ----
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: MemberChange) -> None:
         """Write the checkpoint of the changed member, and then its events."""
         found = self._latest()
-        assert found is not None, "the round began with a checkpoint"
-        own, donor = found[0], None
+        assert found is not None and self._published is not None, "a round has ended"
+        donor = None
         if change.donor is not None:
             donor = self.states.fetch(change.donor)
             if donor is None:  # its files are damaged or gone: nothing to copy
                 return
-        rng = np.random.default_rng([self.rules.seed, int(self.id), change.round, 1])
-        changed, events = changed_checkpoint(self.id, own, donor, change, self.rules, rng)
+        rng = np.random.default_rng([self.rules.seed, int(self.id), self.round, 1])
+        rule = self.rules.explore if change.explores else None
+        changed, events = changed_checkpoint((self._published, found[0]), donor, rule, rng)
         if changed is None:
             return
         self.store.save(
@@ -252,7 +258,7 @@ class Rounds(Callback):
     changes or its turn is over. ``is_done``: the stop condition was reached."""
 
     def __init__(self, member: MemberRun) -> None:
-        self.change: Change | None = None
+        self.change: MemberChange | None = None
         self.is_done = False
         self._member = member
         self._ended = False

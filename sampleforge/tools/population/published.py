@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import from_plain
+from sampleforge.populations.exploit import Member
 from sampleforge.run.folder.atomic_file import TEMPORARY_SUFFIX, write_json
 from sampleforge.run.folder.checkpoint_file import Checkpoint, CheckpointError, decode
 
@@ -53,6 +54,10 @@ class Published:
     done: bool = False
     learned: int | None = None
     hyperparameters: dict[str, float | bool | None] = field(default_factory=dict)
+
+    def as_member(self) -> Member:
+        """Return the member as the rules see it."""
+        return Member(self.member, self.objective, self.hyperparameters, self.env_steps)
 
 
 class PublishedStates:

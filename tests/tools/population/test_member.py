@@ -14,10 +14,10 @@ import torch
 from sampleforge.populations import lineage
 from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
+from sampleforge.populations.rounds import MemberChange
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.tools.population.member import MemberJob, MemberRun, lineage_file, run_folder
 from sampleforge.tools.population.member_change import (
-    Change,
     MemberRules,
     changed_checkpoint,
     decide,
@@ -70,10 +70,10 @@ def changed(
     donor: bool, explores: bool, rules: MemberRules = RULES, **learner: Any
 ) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
     own, other = checkpoint(1.0), checkpoint(3.0, **learner)
-    change = Change(4, "1" if donor else None, explores)
     rng = np.random.default_rng(0)
     copied = (state("1", 3.0), other) if donor else None
-    return changed_checkpoint("0", own, copied, change, rules, rng)
+    rule = rules.explore if explores else None
+    return changed_checkpoint((state("0", 1.0), own), copied, rule, rng)
 
 
 def test_a_copy_has_the_donor_s_weights_and_the_rest_of_its_own() -> None:
@@ -97,11 +97,9 @@ def test_a_copy_has_no_episodes_of_the_donor_or_of_before() -> None:
 def test_the_version_is_above_both() -> None:
     for own, other in ((1.0, 3.0), (3.0, 1.0)):
         result, _ = changed_checkpoint(
-            "0",
-            checkpoint(own),
+            (state("0", 1.0), checkpoint(own)),
             (state("1", 3.0), checkpoint(other)),
-            Change(4, "1", False),
-            RULES,
+            None,
             np.random.default_rng(0),
         )
         assert result is not None and result.state["learner"]["version"] == 31
@@ -139,10 +137,11 @@ def test_a_copy_s_learner_counts_the_env_steps_that_have_led_to_its_weights() ->
     own, other = checkpoint(1.0, env_steps=900), checkpoint(3.0, env_steps=2700)
     donor = replace(state("1", 3.0), learned=2700), other
     rng = np.random.default_rng(0)
-    result, events = changed_checkpoint("0", own, donor, Change(4, "1", True, 900), RULES, rng)
+    mine = replace(state("0", 1.0), learned=900), own
+    result, events = changed_checkpoint(mine, donor, RULES.explore, rng)
     assert result is not None and result.state["learner"]["env_steps"] == 2700
     assert [(event["env_steps"], event["at"]) for event in events] == [(1000, 2700)] * 2
-    result, events = changed_checkpoint("0", own, None, Change(4, None, True, 900), RULES, rng)
+    result, events = changed_checkpoint(mine, None, RULES.explore, rng)
     assert result is not None and result.state["learner"]["env_steps"] == 900
     assert events[0]["at"] == 900
 
@@ -153,7 +152,7 @@ def test_reward_shaping_numbers_are_copied_and_perturbed_with_the_rest() -> None
     rules = replace(RULES, explore=ExploreRule(1.0, {"env.bonus": Parameter()}, steps=(2.0,)))
     rng = np.random.default_rng(0)
     copied = (state("1", 3.0), other)
-    result, events = changed_checkpoint("0", own, copied, Change(4, "1", True), rules, rng)
+    result, events = changed_checkpoint((state("0", 1.0), own), copied, rules.explore, rng)
     assert result is not None
     learner = result.state["learner"]
     assert learner["tag"] == {"shaping": {"env.bonus": 6.0, "env.cost": 4.0}}
@@ -165,7 +164,10 @@ def test_no_checkpoint_is_changed_in_place() -> None:
     own, other = checkpoint(1.0), checkpoint(3.0)
     before = copy.deepcopy((own.state, other.state))
     changed_checkpoint(
-        "0", own, (state("1", 3.0), other), Change(4, "1", True), RULES, np.random.default_rng(0)
+        (state("0", 1.0), own),
+        (state("1", 3.0), other),
+        RULES.explore,
+        np.random.default_rng(0),
     )
     assert (own.state, other.state) == before
 
@@ -173,7 +175,7 @@ def test_no_checkpoint_is_changed_in_place() -> None:
 def test_a_member_decides_on_what_is_there() -> None:
     """Some have published nothing yet, and some have died long ago: no member waits for them."""
     worst = {"0": state("0", 1.0), "7": state("7", 9.0, env_steps=10)}
-    assert decide("0", 1, worst, RULES) == Change(1, "7", True)
+    assert decide("0", 1, worst, RULES) == MemberChange("7", True)
     assert decide("7", 1, worst, RULES) is None
     assert decide("0", 1, {"0": state("0", 1.0)}, RULES) is None
     assert decide("0", 1, {"0": state("0", None), "7": state("7", 9.0)}, RULES) is None
