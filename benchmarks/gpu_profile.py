@@ -23,9 +23,10 @@ import torch
 from cases import filled_slots, prepared, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
+from sampleforge.algos.acting import Acting, ActingPlace
 from sampleforge.algos.captured import CudaGraphs
-from sampleforge.algos.policy import SampledPolicy
 from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algos.sampling import sampling
 from sampleforge.models.compiled import compile_passes
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights
@@ -69,21 +70,23 @@ def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> PpoLe
     return learner
 
 
-def new_policy(
+def new_acting(
     config: AppoConfig,
     spec: EnvSpec,
     device: torch.device,
     precision: str,
     compiled_for: tuple[int, ...] = (),
-) -> SampledPolicy:
+) -> Acting:
     model = network_maker(config, spec, 0)()
     weights = SharedWeights(model.state_dict())
     weights.publish(model.state_dict(), 1)
-    policy = SampledPolicy(model, weights, device=device, precision=precision, seed=0)
-    policy.refresh()
+    acting = sampling(
+        model, weights, ActingPlace(torch.Generator(device).manual_seed(0), precision)
+    )
+    acting.refresh()
     if compiled_for:
-        policy.compile(spec.observations, compiled_for)
-    return policy
+        acting.compile(spec.observations, compiled_for)
+    return acting
 
 
 def profiled(work: Callable[[], object], device: torch.device) -> dict[str, Any]:
@@ -175,7 +178,7 @@ def inference(device: torch.device, seconds: float) -> dict[str, Any]:
         for how in ("eager", "compiled") if device.type == "cuda" else ("eager",):
             result[f"{how} {rows}"] = guarded(
                 lambda how=how, rows=rows, one=one: pass_of(  # type: ignore[misc]
-                    new_policy(
+                    new_acting(
                         *(config, spec, device, plan.precision),
                         compiled_for=(rows,) if how == "compiled" else (),
                     ),
@@ -199,10 +202,10 @@ def inputs(batch: Batch, rows: int, device: torch.device) -> tuple[Any, ...]:
 
 
 def pass_of(
-    policy: SampledPolicy, arguments: tuple[Any, ...], device: torch.device, seconds: float
+    acting: Acting, arguments: tuple[Any, ...], device: torch.device, seconds: float
 ) -> dict[str, Any]:
-    each = seconds_of(lambda: policy.act(*arguments), seconds, device)
-    found = profiled(lambda: policy.act(*arguments), device)
+    each = seconds_of(lambda: acting.act(*arguments), seconds, device)
+    found = profiled(lambda: acting.act(*arguments), device)
     rows = len(arguments[2])
     return {"pass_ms": each * 1e3, "rows_per_s": rows / each} | found
 
@@ -218,11 +221,11 @@ def two_streams(
     """Measure updates and forward passes (of 256 rows), each alone and both at once: the passes in
     a thread with a stream of higher priority."""
     learner = new_learner(config, spec, plan, "eager")
-    policy = new_policy(config, spec, device, plan.precision)
+    acting = new_acting(config, spec, device, plan.precision)
     arguments = inputs(batch, 256, device)
 
     def act() -> None:
-        policy.act(*arguments)
+        acting.act(*arguments)
         torch.cuda.current_stream(device).synchronize()
 
     def run(work: Callable[[], object], priority: int, rates: dict[str, float], name: str) -> None:

@@ -19,11 +19,14 @@ import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
-from sampleforge.algos.policy import Policy, SampledPolicy
+from sampleforge.algos.acting import Acting, ActingPlace
 from sampleforge.algos.precision import autocast
+from sampleforge.algos.sampling import Stochastic, actor_critic_columns, sampling
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.threads import limit_threads
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import ResumePoint, initial_weights
 from sampleforge.workers.inference import LocalInference
 from tests.support.pairings import network_maker
@@ -33,13 +36,12 @@ ROUNDS = 5
 WAYS = ("call", "call in torch", "network in torch", "network in numpy")
 
 
-class InTorch(SampledPolicy):
-    """The policy with every operation in torch."""
+def in_torch(network: ActorCritic, weights: SharedWeights, place: ActingPlace) -> Acting:
+    """Return what acts with every operation in torch."""
+    return Acting(network, weights, place, Stochastic(place.generator), actor_critic_columns)
 
-    directly = False
 
-
-def asking(make: Callable[[], Policy], slots: TrajectorySlots) -> Callable[[], None]:
+def asking(make: Callable[[], Acting], slots: TrajectorySlots) -> Callable[[], None]:
     """Return the call with which an actor asks for actions."""
     inference = LocalInference(make, slots, 1, 0)
     inference.start()
@@ -64,10 +66,9 @@ def measure(case: str, rows: int, precision: str, device: str, seconds: float) -
 
     ways: dict[str, Callable[[], object]] = {"network in torch": forward}
     if where.type == "cpu":  # policy workers have a call of their own for a GPU
-        kinds = {"call": SampledPolicy, "call in torch": InTorch}
-        for name, kind in kinds.items():
-            make = partial(kind, new_model(), weights, device=where, precision=precision, seed=0)
-            ways[name] = asking(make, slots)
+        for name, new_acting in {"call": sampling, "call in torch": in_torch}.items():
+            place = ActingPlace(torch.Generator().manual_seed(0), precision)
+            ways[name] = asking(partial(new_acting, new_model(), weights, place), slots)
         if has_pass(model) and precision == "fp32":
             arrays = {name: leaf[0, 0] for name, leaf in slots.obs.items()}
             ways["network in numpy"] = partial(MlpPass(model), arrays)

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
+from sampleforge.algos.acting import Acting, ActingPlace
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learning import Learner
-from sampleforge.algos.policy import NewSeed, Policy
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.counters import Progress
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 
@@ -26,23 +25,6 @@ FinishRollout = Callable[[TrajectorySlots, int], None]
 def never(config: Any) -> bool:
     """Return False, for any config."""
     return False
-
-
-@dataclass(frozen=True)
-class ActingPlace:
-    """Where a policy acts. ``seed``: of its actions; ``new_seed`` is asked whether to begin anew
-    with another. ``num_rows``: the agents of all env rows of the run. ``recorded``: what it does is
-    recorded. ``ladder``: the exploration of each of these rows, if the algorithm has one.
-    ``progress``: of the run."""
-
-    device: torch.device
-    precision: str
-    seed: int
-    new_seed: NewSeed
-    num_rows: int
-    recorded: bool = False
-    ladder: torch.Tensor | None = None
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +50,8 @@ class Algorithm:
     ``new_network(config, spec)`` returns the network that is published, with initial weights from
     torch's global generator: all that acting, evaluations, exports and populations see.
     ``new_learner(config, network, place)`` returns the learner of a network.
-    ``new_policy(config, network, weights, place)`` returns the policy that acts with the newest of
-    the shared weights.
+    ``new_acting(config, network, weights, place)`` returns the policy that acts with the newest of
+    the shared weights (None: nothing acts, it learns from recorded data alone).
     ``columns(config)``: what acting records beside observation, action, reward and flags, columns
     [T, rows] of a slot, name -> dtype.
     ``changeable``: the fields of the config that the learner can change during the training.
@@ -82,9 +64,9 @@ class Algorithm:
 
     new_network: Callable[[Any, EnvSpec], ActorCritic | QNetwork]
     new_learner: Callable[[Any, Any, LearnerPlace], Learner]
-    new_policy: Callable[[Any, Any, SharedWeights, ActingPlace], Policy]
     columns: Callable[[Any], Mapping[str, str]]
     changeable: tuple[str, ...]
+    new_acting: Callable[[Any, Any, SharedWeights, ActingPlace], Acting] | None = None
     whole_rollouts: Callable[[Any], bool] = never
     finish_rollout: Callable[[Any, SharedWeights], FinishRollout] | None = None
     exploration: Callable[[Any, int], torch.Tensor] | None = None

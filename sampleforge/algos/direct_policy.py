@@ -7,13 +7,14 @@ the actions are the same too, but for rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.algos.correlated_noise import CorrelatedNoise
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD
@@ -21,40 +22,29 @@ from sampleforge.spec import ACTION_MASK
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
-Noise = Callable[[], torch.Tensor]
-"""Returns the noise [B, number of box elements] of a step."""
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
 
-class Sampler(Protocol):
-    """Draws the actions of a step."""
-
-    def follow(self) -> None:
-        """Take over the weights of the model, which have changed."""
-
-    def __call__(
-        self, head: Floats, obs: Mapping[str, Array], noise: Noise | None
-    ) -> tuple[dict[str, Array], Array]:
-        """Return actions, leaf -> [B, ...], and their log-probabilities [B], for outputs [H, B] of
-        the policy head and observation leaves [B, ...]. ``noise``: that of the boxes, if it is not
-        independent."""
-
-
 class DirectActing:
-    """Acts as `SampledPolicy.act` does, from arrays to arrays, with the weights of ``model``.
+    """Samples actions as `Stochastic` does, from arrays to arrays, with the weights of ``model``.
 
     Call `follow` whenever these have changed. What `act` returns is valid until its next call.
     """
 
-    def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
-        """``model``: one that `has_pass`."""
+    def __init__(
+        self, model: ActorCritic, generator: torch.Generator, noise: CorrelatedNoise | None
+    ) -> None:
+        """``model``: one that `has_pass`. ``noise``: of the boxes, if it is not independent."""
         self._pass = MlpPass(model)
         self._sampler = _sampler(model, generator)
+        self._noise = noise
 
     @classmethod
-    def of(cls, model: ActorCritic, generator: torch.Generator) -> DirectActing | None:
+    def of(
+        cls, model: ActorCritic, generator: torch.Generator, noise: CorrelatedNoise | None
+    ) -> DirectActing | None:
         """Return what acts with ``model``; None if the model is of another kind."""
-        return cls(model, generator) if has_pass(model) else None
+        return cls(model, generator, noise) if has_pass(model) else None
 
     def follow(self) -> None:
         """Take over the weights of the model."""
@@ -62,16 +52,22 @@ class DirectActing:
         self._sampler.follow()
 
     def act(
-        self, obs: Mapping[str, Array], noise: Noise | None = None
+        self, obs: Mapping[str, Array], is_first: Array, rows: torch.Tensor
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return actions, leaf -> [B, ...], and the extra columns of the slot, name -> [B]."""
+        """Return actions, leaf -> [B, ...], and the columns of the slot, name -> [B]; arguments as
+        in `Acting.act_on_arrays`."""
+        noise = None if self._noise is None else self._draw(self._noise, is_first, rows)
         with np.errstate(all="ignore"):  # outputs that are not finite are noticed elsewhere
             head, values = self._pass(obs)
             actions, log_prob = self._sampler(head, obs, noise)
         return actions, {"log_prob": log_prob, "value": values}
 
+    @torch.inference_mode()
+    def _draw(self, noise: CorrelatedNoise, is_first: Array, rows: torch.Tensor) -> torch.Tensor:
+        return noise.draw(rows, torch.from_numpy(is_first))
 
-def _sampler(model: ActorCritic, generator: torch.Generator) -> Sampler:
+
+def _sampler(model: ActorCritic, generator: torch.Generator) -> AnyActions:
     """Return the sampler for the model's actions."""
     layout = model.layout
     if layout.sizes and not layout.low and layout.leaves[0].shape == () and len(layout.sizes) == 1:
@@ -81,23 +77,47 @@ def _sampler(model: ActorCritic, generator: torch.Generator) -> Sampler:
     return AnyActions(model, generator)
 
 
-class OneChoice:
+class AnyActions:
+    """Draws actions of any kind from the model's own distribution, in torch."""
+
+    def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
+        self._model = model
+        self._generator = generator
+
+    def follow(self) -> None:
+        """Take over the weights of the model, which have changed."""
+
+    @torch.inference_mode()
+    def __call__(
+        self, head: Floats, obs: Mapping[str, Array], noise: torch.Tensor | None
+    ) -> tuple[dict[str, Array], Array]:
+        """Return actions, leaf -> [B, ...], and their log-probabilities [B], for outputs [H, B] of
+        the policy head and observation leaves [B, ...]. ``noise`` [B, number of box elements]: that
+        of the boxes, if it is not independent."""
+        parameters = torch.from_numpy(head).T.contiguous()
+        if self._model.log_std is not None:
+            log_std = self._model.log_std.expand(len(parameters), -1)
+            parameters = torch.cat((parameters, log_std), -1)
+        mask = {name: torch.from_numpy(obs[name]) for name in obs if name == ACTION_MASK}
+        distribution = self._model.distribution(parameters, mask)
+        actions = distribution.sample(self._generator, noise)
+        log_prob = distribution.log_prob(actions)
+        return {name: leaf.numpy() for name, leaf in actions.items()}, log_prob.numpy()
+
+
+class OneChoice(AnyActions):
     """Draws one discrete action of each row: argmax p_i / e_i with e_i ~ Exp(1)."""
 
     def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
+        super().__init__(model, generator)
         self._name = model.layout.leaves[0].name
-        self._generator = generator
         self._workspaces: dict[tuple[int, ...], _ChoiceWorkspace] = {}
-        self._any = AnyActions(model, generator)
-
-    def follow(self) -> None:
-        """Do nothing: the head has all parameters."""
 
     def __call__(
-        self, head: Floats, obs: Mapping[str, Array], noise: Noise | None
+        self, head: Floats, obs: Mapping[str, Array], noise: torch.Tensor | None
     ) -> tuple[dict[str, Array], Array]:
         if ACTION_MASK in obs:
-            return self._any(head, obs, noise)
+            return super().__call__(head, obs, noise)
         space = self._workspaces.get(head.shape)
         if space is None:
             space = self._workspaces[head.shape] = _choice_workspace(*head.shape)
@@ -144,14 +164,14 @@ def _choice_workspace(actions: int, rows: int) -> _ChoiceWorkspace:
     )
 
 
-class Boxes:
+class Boxes(AnyActions):
     """Draws Box actions that are not squashed, from a Gaussian; see `ops.gaussian`."""
 
     def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
+        super().__init__(model, generator)
         self._layout = model.layout
         self._size = model.layout.num_boxes
         self._learned = None if model.log_std is None else model.log_std.detach().numpy()
-        self._generator = generator
         self.follow()
 
     def follow(self) -> None:
@@ -166,7 +186,7 @@ class Boxes:
         self._offset = np.add.reduce(clipped, axis=0) + np.float32(self._size * _LOG_ROOT_TAU)
 
     def __call__(
-        self, head: Floats, obs: Mapping[str, Array], noise: Noise | None
+        self, head: Floats, obs: Mapping[str, Array], noise: torch.Tensor | None
     ) -> tuple[dict[str, Array], Array]:
         mean = head[: self._size]
         if self._learned is None:
@@ -174,7 +194,7 @@ class Boxes:
         if noise is None:
             drawn = torch.empty(mean.shape[::-1]).normal_(generator=self._generator)
         else:
-            drawn = noise()
+            drawn = noise
         u = np.array(drawn.numpy().T, order="C")  # a copy also where there is one element
         np.multiply(u, self._std, out=u)
         np.add(u, mean, out=u)
@@ -193,28 +213,3 @@ class Boxes:
             leaf.name: flat[:, leaf.elements].reshape(len(flat), *leaf.shape)
             for leaf in self._layout.leaves
         }
-
-
-class AnyActions:
-    """Draws actions of any kind from the model's own distribution, in torch."""
-
-    def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
-        self._model = model
-        self._generator = generator
-
-    def follow(self) -> None:
-        """Do nothing: the model has the weights."""
-
-    @torch.inference_mode()
-    def __call__(
-        self, head: Floats, obs: Mapping[str, Array], noise: Noise | None
-    ) -> tuple[dict[str, Array], Array]:
-        parameters = torch.from_numpy(head).T.contiguous()
-        if self._model.log_std is not None:
-            log_std = self._model.log_std.expand(len(parameters), -1)
-            parameters = torch.cat((parameters, log_std), -1)
-        mask = {name: torch.from_numpy(obs[name]) for name in obs if name == ACTION_MASK}
-        distribution = self._model.distribution(parameters, mask)
-        actions = distribution.sample(self._generator, None if noise is None else noise())
-        log_prob = distribution.log_prob(actions)
-        return {name: leaf.numpy() for name, leaf in actions.items()}, log_prob.numpy()

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from sampleforge.algos import dqn
-from sampleforge.algos.algorithm import ActingPlace, Algorithm, LearnerPlace
+from sampleforge.algos.acting import Acting, ActingPlace
+from sampleforge.algos.algorithm import Algorithm, LearnerPlace
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.epsilon_greedy import epsilon_greedy
 from sampleforge.algos.hyperparameters import (
     APPO_LOSS_HYPERPARAMETERS,
     DQN_HYPERPARAMETERS,
@@ -19,9 +21,8 @@ from sampleforge.algos.hyperparameters import (
     MARWIL_HYPERPARAMETERS,
 )
 from sampleforge.algos.marwil import MarwilLearner
-from sampleforge.algos.policy import Policy, RecordedPolicy, SampledPolicy
 from sampleforge.algos.ppo_learner import PpoLearner
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
+from sampleforge.algos.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
@@ -58,41 +59,16 @@ def _new_q_network(config: Any, spec: EnvSpec) -> QNetwork:
     return network
 
 
-def _new_sampled_policy(
+def _new_sampling(
     config: Any, network: ActorCritic, weights: SharedWeights, place: ActingPlace
-) -> SampledPolicy:
-    kind = RecordedPolicy if place.recorded else SampledPolicy
-    return kind(
-        network,
-        weights,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
-        noise_correlation=getattr(config, "noise_correlation", 0.0),
-        num_rows=place.num_rows,
-        new_seed=place.new_seed,
-    )
+) -> Acting:
+    return sampling(network, weights, place, getattr(config, "noise_correlation", 0.0))
 
 
-def _new_epsilon_greedy_policy(
+def _new_epsilon_greedy(
     config: Any, network: QNetwork, weights: SharedWeights, place: ActingPlace
-) -> EpsilonGreedyPolicy:
-    kind = RecordedEpsilonGreedyPolicy if place.recorded else EpsilonGreedyPolicy
-    assert place.ladder is not None
-    return kind(
-        network,
-        weights,
-        place.ladder,
-        config.weights_refresh_interval,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
-        new_seed=place.new_seed,
-    )
-
-
-def _does_not_act(config: Any, network: Any, weights: SharedWeights, place: ActingPlace) -> Policy:
-    raise AssertionError("it learns from recorded data alone")
+) -> Acting:
+    return epsilon_greedy(network, weights, place, config.weights_refresh_interval)
 
 
 def _new_ppo_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
@@ -148,7 +124,7 @@ def _epsilons(config: DqnConfig, count: int) -> torch.Tensor:
 PPO = Algorithm(
     new_network=_new_ppo_network,
     new_learner=_new_ppo_learner,
-    new_policy=_new_sampled_policy,
+    new_acting=_new_sampling,
     columns=_actor_critic_columns,
     changeable=(*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS),
     whole_rollouts=_whole_rollouts,
@@ -156,7 +132,7 @@ PPO = Algorithm(
 DQN = Algorithm(
     new_network=_new_q_network,
     new_learner=_new_q_learner,
-    new_policy=_new_epsilon_greedy_policy,
+    new_acting=_new_epsilon_greedy,
     columns=dqn.columns,
     changeable=DQN_HYPERPARAMETERS,
     finish_rollout=dqn.FinishRollout,
@@ -165,7 +141,6 @@ DQN = Algorithm(
 MARWIL = Algorithm(
     new_network=new_actor_critic,
     new_learner=_new_imitation_learner,
-    new_policy=_does_not_act,
     columns=_actor_critic_columns,
     changeable=MARWIL_HYPERPARAMETERS,
 )

@@ -73,6 +73,14 @@ class ActorCritic(nn.Module):
         critics, of_critic = self.critic.step(obs, of_critic, is_first)
         return self._output(features, critics, torch.cat((of_actor, of_critic), -1))
 
+    def choices(
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
+    ) -> tuple[ActionDistribution, Tensor, Tensor]:
+        """Return the distribution of the actions of one step, the values [B] and the next state
+        [B, S]; arguments as in `step`."""
+        output = self.step(obs, state, is_first)
+        return self.distribution(output.parameters, obs), output.values, output.state
+
     def policy_step(
         self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -91,21 +91,27 @@ class QNetwork(nn.Module):
     def step(self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor) -> ModelOutput:
         """Return the output of one step: leaves [B, ...], state [B, S], is_first bool [B] (the
         state is zeroed there)."""
-        actions, state = self.choices(obs, state, is_first)
-        return ModelOutput(actions.q, actions.best.values, state)
+        actions, values, state = self.choices(obs, state, is_first)
+        return ModelOutput(actions.q, values, state)
 
     def policy_step(
         self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the Q-values [B, A] and the state [B, S] that `step` returns."""
-        actions, state = self.choices(obs, state, is_first)
+        actions, state = self._greedy(obs, state, is_first)
         return actions.q, state
 
     def choices(
         self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
+    ) -> tuple[GreedyActions, Tensor, Tensor]:
+        """Return the greedy actions of one step, their values [B] and the next state [B, S];
+        arguments as in `step`."""
+        actions, state = self._greedy(obs, state, is_first)
+        return actions, actions.best.values, state
+
+    def _greedy(
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[GreedyActions, Tensor]:
-        """Return the greedy actions of one step and the next state [B, S]; arguments as in
-        `step`."""
         leaves = obs if self.normaliser is None else self.normaliser(obs)
         features, state = self.trunk.step(leaves, state, is_first)
         outputs = self._outputs(features)

@@ -86,7 +86,7 @@ class ActionDistribution:
     Parameters may be of any float dtype; the maths is float32. ``mask``: bool [..., number of
     logits], True where a category is allowed, in the order of the logits. ``squash``: boxes are
     tanh-squashed into their bounds; otherwise they are plain Gaussians, which the environment
-    clips. Every result but the actions is float32 [...].
+    clips. Every result but the actions is float32 [...]; so is the attribute ``parameters``.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ActionDistribution:
         self._box: Gaussian | None = None
         expected = layout.head_size(state_std=True)
         assert parameters.shape[-1] == expected, (tuple(parameters.shape), expected)
-        parameters = parameters.float()
+        self.parameters = parameters = parameters.float()
         if not layout.low:
             self._discrete = Categoricals(parameters, layout.sizes, mask)
             return

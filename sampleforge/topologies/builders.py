@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sampleforge.algos.algorithm import ActingPlace, Algorithm, LearnerPlace
+from sampleforge.algos.acting import Acting, ActingPlace, Array
+from sampleforge.algos.algorithm import Algorithm, LearnerPlace
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learning import Learner
-from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
@@ -37,7 +37,7 @@ from sampleforge.workers.change_follower import ScheduledChange
 from sampleforge.workers.learner import Save
 
 NewModel = Callable[[], ActorCritic]
-NewPolicy = Callable[[], Policy]
+NewActing = Callable[[], Acting]
 
 
 class Resume(Protocol):
@@ -198,7 +198,7 @@ def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint
 
 
 @dataclass(frozen=True)
-class PolicyMaker:
+class ActingMaker:
     """Makes the policy of an actor (inline) or policy worker, in its process; see `ActingPlace`.
 
     ``sizes``: numbers of rows for which its passes are compiled; several stand for any number
@@ -209,40 +209,41 @@ class PolicyMaker:
     seeds: PolicySeeds
     device: str
     precision: str
-    num_rows: int
+    num_rows: int = 0
     recorded: bool = False
     ladder: torch.Tensor | None = None
     progress: Progress | None = None
+    given: Callable[[], Mapping[str, Array]] | None = None
     sizes: tuple[int, ...] = ()
 
-    def __call__(self) -> Policy:
+    def __call__(self) -> Acting:
+        maker = self.network
+        assert maker.algorithm.new_acting is not None
         place = ActingPlace(
-            torch.device(self.device),
+            torch.Generator(self.device).manual_seed(self.seeds.first()),
             self.precision,
-            self.seeds.first(),
             self.seeds,
             self.num_rows,
             self.recorded,
             self.ladder,
             self.progress,
+            self.given,
         )
-        maker = self.network
-        policy = maker.algorithm.new_policy(maker.config, maker(), self.weights, place)
+        acting = maker.algorithm.new_acting(maker.config, maker(), self.weights, place)
         if self.sizes:
-            assert isinstance(policy, SampledPolicy), "the config refuses --compile for others"
-            policy.compile(maker.spec.observations, self.sizes)
-        return policy
+            acting.compile(maker.spec.observations, self.sizes)
+        return acting
 
 
-def policy_maker(
+def acting_maker(
     network: NetworkMaker,
     weights: SharedWeights,
     plan: SamplerPlan,
     seeds: PolicySeeds,
+    progress: Progress,
     ladder: torch.Tensor | None = None,
-    progress: Progress | None = None,
     device: str | None = None,
-) -> PolicyMaker:
+) -> ActingMaker:
     """Return what makes the policy of an actor (inline) or policy worker. ``seeds``: of its
     actions; ``device``: on which it acts (None: `acting_device`)."""
     sizes: tuple[int, ...] = ()
@@ -251,7 +252,7 @@ def policy_maker(
         shared = plan.inference == "worker" or plan.variable
         many = shared and served * plan.num_streams > 1
         sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
-    return PolicyMaker(
+    return ActingMaker(
         network,
         weights,
         seeds,
@@ -261,7 +262,7 @@ def policy_maker(
         plan.records,
         ladder,
         progress,
-        sizes,
+        sizes=sizes,
     )
 
 

@@ -24,7 +24,7 @@ from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.builders import FrozenStart, NewPolicy, ResumePoint, env_makers
+from sampleforge.topologies.builders import FrozenStart, NewActing, ResumePoint, env_makers
 from sampleforge.topologies.config import (
     RanksRunConfig,
     ReplayRunConfig,
@@ -93,13 +93,13 @@ class GroupChannels:
 
 @dataclass(frozen=True)
 class ActingGroup:
-    """The parts of one policy group that actors and policy workers use. ``new_policy(i)`` returns
+    """The parts of one policy group that actors and policy workers use. ``new_acting(i)`` returns
     the function that makes the policy of the i-th actor (inline) or policy worker. ``member``: its
     channels as one of the ``members`` of a population."""
 
     channels: GroupChannels
     exchange: RolloutExchange
-    new_policy: Callable[[int], NewPolicy]
+    new_acting: Callable[[int], NewActing]
     member: MemberChannels | None = None
     members: int = 1
 
@@ -121,7 +121,7 @@ class ActingGroup:
             # Agents with the same policy share a forward pass.
             together = batched or (slots.shape.spec.num_agents > 1 and not slots.stacks)
             inference = LocalInference(
-                self.new_policy(actor), slots, streams, actor, members, together=together
+                self.new_acting(actor), slots, streams, actor, members, together=together
             )
         else:
             inference = RemoteInference(self.channels.requests, actor)
@@ -266,7 +266,7 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
         make_policy_worker = partial(
             PolicyWorker,
             index,
-            group.new_policy(index),
+            group.new_acting(index),
             group.exchange.slots,
             group.channels.requests,
             wakeup,

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from sampleforge.env.vector import EnvVector
+from sampleforge.env.vector import Array, EnvVector
 from sampleforge.offline.dataset import open_dataset
 from sampleforge.offline.episode_vector import EpisodeVector
 from sampleforge.offline.shuffle import ShuffleBuffer
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.spec import ACTION
 
 
 class DatasetRows:
@@ -34,11 +30,10 @@ class DatasetRows:
         self._seed = seed
         self._vector: EpisodeVector | None = None
 
-    def actions(self) -> npt.NDArray[np.int64]:
-        """Return the actions [rows] of the next step."""
+    def actions(self) -> dict[str, Array]:
+        """Return the actions of the next step, leaf -> [rows, ...]."""
         assert self._vector is not None, "the actor makes it before it asks for actions"
-        actions: npt.NDArray[np.int64] = self._vector.actions[ACTION]
-        return actions
+        return self._vector.actions
 
     def make(self) -> EnvVector:
         """Open the dataset and return the env vector."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.policy import Policy, PolicyOutput
+from sampleforge.algos.acting import Acted, Acting
 from sampleforge.rollouts.requests import VALUE, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.staging import Staging, staging_to
@@ -58,7 +58,7 @@ class LocalInference:
 
     def __init__(
         self,
-        make_policy: Callable[[], Policy],
+        new_acting: Callable[[], Acting],
         slots: TrajectorySlots,
         splits: int,
         actor: int,
@@ -67,7 +67,7 @@ class LocalInference:
         together: bool = False,
         device: str = "cpu",
     ) -> None:
-        self._make_policy = make_policy
+        self._new_acting = new_acting
         self._slots = slots
         self._together = together
         self._device = torch.device(device)
@@ -83,7 +83,7 @@ class LocalInference:
         }
 
     def start(self) -> None:
-        self._policy = self._make_policy()
+        self._acting = self._new_acting()
         if self._device.type != "cpu":
             self._staging = staging_to(self._device, [self._slots.arrays])
             self._rows = [rows.to(self._device) for rows in self._rows]
@@ -101,41 +101,41 @@ class LocalInference:
         leaves = {name: leaf[split : split + 1] for name, leaf in self.final_obs.items()}
         if self._staging is None:
             obs = {name: torch.from_numpy(leaf[0]) for name, leaf in leaves.items()}
-            values = self._policy.values(obs, torch.from_numpy(state[0])).numpy()
+            values = self._acting.values(obs, torch.from_numpy(state[0])).numpy()
         else:
             put = self._staging.put
             obs = {name: put(leaf) for name, leaf in leaves.items()}
-            (values,) = self._staging.back([self._policy.values(obs, put(state))])
+            (values,) = self._staging.back([self._acting.values(obs, put(state))])
         self._slots.final_value[slot, t] = values
 
     def answer(self) -> None:
         """Answer all open requests with one forward pass."""
         if not self._asked:
             return
-        slots, policy, staging = self._slots, self._policy, self._staging
+        slots, acting, staging = self._slots, self._acting, self._staging
         splits = list(self._asked)
         asked = np.array(list(self._asked.values()))
         at = asked[:, 0], asked[:, 1]
         self._asked.clear()
-        policy.refresh()
+        acting.refresh()
         numbers = torch.cat([self._rows[split] for split in splits])
         if staging is not None:
             obs, first = gathered(slots, at, staging, self._device)
-            acted = policy.act(obs, staging.put(self.state[splits]), first, numbers)
+            acted = acting.act(obs, staging.put(self.state[splits]), first, numbers)
             after = scatter(slots, at, staging, acted)
         else:
             each = {name: _flat(leaf[at]) for name, leaf in slots.obs.items()}
             for name, stacks in slots.stacks.items():
                 each[name] = stacks.read_rows(*at).numpy()
             known = _flat(self.state[splits]), _flat(slots.first[at])
-            found = policy.act_on_arrays(each, *known, numbers)
+            found = acting.act_on_arrays(each, *known, numbers)
             shape = len(splits), slots.shape.rows
             for name, action in found.actions.items():
                 slots.actions[name][at] = action.reshape(*shape, *action.shape[1:])
             for name, column in found.extras.items():
                 slots.extras[name][at] = column.reshape(*shape, *column.shape[1:])
             after = found.state
-        slots.version[at] = policy.version
+        slots.version[at] = acting.version
         self.state[splits] = after.reshape(len(splits), slots.shape.rows, after.shape[-1])
 
     def is_answered(self, split: int) -> bool:
@@ -143,19 +143,19 @@ class LocalInference:
 
     def _answer_one(self, split: int, slot: int, t: int) -> None:
         """Answer one request on the CPU, without what several of them need."""
-        slots, policy = self._slots, self._policy
-        policy.refresh()
+        slots, acting = self._slots, self._acting
+        acting.refresh()
         obs = {name: leaf[slot, t] for name, leaf in slots.obs.items()}
         for name, stacks in slots.stacks.items():
             obs[name] = stacks.read_rows(np.array([slot]), np.array([t])).numpy()
-        acted = policy.act_on_arrays(
+        acted = acting.act_on_arrays(
             obs, self.state[split], slots.first[slot, t], self._rows[split]
         )
         for name, action in acted.actions.items():
             slots.actions[name][slot, t] = action
         for name, column in acted.extras.items():
             slots.extras[name][slot, t] = column
-        slots.version[slot, t] = policy.version
+        slots.version[slot, t] = acting.version
         if self.state.shape[-1]:
             self.state[split] = acted.state
 
@@ -172,7 +172,7 @@ def gathered(
 
 
 def scatter(
-    slots: TrajectorySlots, at: Places, staging: Staging, acted: PolicyOutput
+    slots: TrajectorySlots, at: Places, staging: Staging, acted: Acted[torch.Tensor]
 ) -> npt.NDArray[np.float32]:
     """Write the actions and columns of n * rows rows to n places (slot, t); return the next
     recurrent states [n * rows, S]. One copy brings all of them from the device."""

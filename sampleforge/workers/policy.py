@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.policy import Policy
+from sampleforge.algos.acting import Acting
 from sampleforge.rollouts.requests import ACT, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Counters
@@ -29,7 +29,7 @@ class PolicyWorker(EventDriven):
     def __init__(
         self,
         index: int,
-        make_policy: Callable[[], Policy],
+        new_acting: Callable[[], Acting],
         slots: TrajectorySlots,
         requests: InferenceRequests,
         wakeup: Wakeup,
@@ -39,7 +39,7 @@ class PolicyWorker(EventDriven):
         members: int = 1,
     ) -> None:
         self.name = f"policy {index}"
-        self._make_policy = make_policy
+        self._new_acting = new_acting
         self._slots = slots
         self._requests = requests
         self._wakeup = wakeup
@@ -52,7 +52,7 @@ class PolicyWorker(EventDriven):
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
         self._count["heartbeat"][0] = monotonic() + MODEL_TIMEOUT
-        self._policy = self._make_policy()
+        self._acting = self._new_acting()
         self._staging = staging_to(self._device, [self._slots.arrays, self._requests.arrays])
         self._count["heartbeat"][0] = monotonic()
 
@@ -62,7 +62,7 @@ class PolicyWorker(EventDriven):
         if not len(actors):
             return False
         started = perf_counter()
-        self._policy.refresh()
+        self._acting.refresh()
         acting = self._requests.kind[actors, splits] == ACT
         if acting.any():
             self._act(actors[acting], splits[acting])
@@ -82,9 +82,9 @@ class PolicyWorker(EventDriven):
         obs, first = gathered(slots, at, staging, self._device)
         state = staging.gather(requests.state, actors, splits)
         self._count["gather_s"] += perf_counter() - started
-        acted = self._policy.act(obs, state, first, self._row_numbers(actors, splits))
+        acted = self._acting.act(obs, state, first, self._row_numbers(actors, splits))
         after = scatter(slots, at, staging, acted)
-        slots.version[at] = self._policy.version
+        slots.version[at] = self._acting.version
         requests.next_state[actors, splits] = after.reshape(len(actors), slots.shape.rows, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
@@ -94,7 +94,7 @@ class PolicyWorker(EventDriven):
         staging = self._staging
         leaves = requests.final_obs.items()
         obs = {name: staging.gather(leaf, actors, splits) for name, leaf in leaves}
-        values = self._policy.values(obs, staging.gather(requests.state, actors, splits))
+        values = self._acting.values(obs, staging.gather(requests.state, actors, splits))
         at = requests.slot[actors, splits], requests.t[actors, splits]
         (on_host,) = staging.back([values])
         slots.final_value[at] = on_host.reshape(len(actors), slots.shape.rows)

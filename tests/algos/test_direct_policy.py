@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from sampleforge.algos.policy import RecordedPolicy, SampledPolicy
+from sampleforge.algos.acting import ActingPlace
+from sampleforge.algos.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.mlp_pass import MAX_ROWS, has_pass
@@ -18,7 +19,6 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, ArraySpec, action_specs
 from tests.support.action_spaces import BOX, DISCRETE, MIXED, UNEVEN
 
-CPU = torch.device("cpu")
 VECTOR = {OBSERVATION: ArraySpec((5,), "float32")}
 MASKED = {**VECTOR, ACTION_MASK: ArraySpec((4,), "bool")}
 TWO = action_specs(spaces.Discrete(2))
@@ -85,16 +85,13 @@ def test_actions_log_probs_and_values_are_those_of_torch(case: str) -> None:
     masked = case == "masked"
     weights = SharedWeights(model(actions, 1, masked, **config).state_dict())
     both = [
-        kind(
+        sampling(
             model(actions, 0, masked, **config),
             weights,
-            device=CPU,
-            precision="fp32",
-            seed=5,
-            num_rows=2 * ROWS,
+            ActingPlace(torch.Generator().manual_seed(5), num_rows=2 * ROWS, recorded=in_torch),
             **of_policy,
         )
-        for kind in (RecordedPolicy, SampledPolicy)  # the first one acts in torch
+        for in_torch in (True, False)
     ]
     like, taken = model(actions, 0, masked, **config), []
     assert has_pass(like)
@@ -136,7 +133,7 @@ def test_outputs_that_are_not_finite_are_passed_on(actions: dict[str, ActionSpec
         broken.value_weight.fill_(1e38)
     weights = SharedWeights(broken.state_dict())
     weights.publish(broken.state_dict(), 1)
-    policy = SampledPolicy(broken, weights, device=CPU, precision="fp32", seed=1)
+    policy = sampling(broken, weights, ActingPlace(torch.Generator().manual_seed(1)))
     policy.refresh()
     obs, state = observations(4, 0, False), np.zeros((4, 0), np.float32)
     acted = policy.act_on_arrays(obs, state, np.ones(4, np.bool_), torch.arange(4))
@@ -146,7 +143,7 @@ def test_outputs_that_are_not_finite_are_passed_on(actions: dict[str, ActionSpec
 def test_many_rows_act_in_torch() -> None:
     made = model(TWO, 0, False)
     weights = SharedWeights(made.state_dict())
-    policy = SampledPolicy(made, weights, device=CPU, precision="fp32", seed=1)
+    policy = sampling(made, weights, ActingPlace(torch.Generator().manual_seed(1)))
     rows = MAX_ROWS + 1
     obs, state = observations(rows, 0, False), np.zeros((rows, 0), np.float32)
     first, numbers = np.ones(rows, np.bool_), torch.arange(rows)

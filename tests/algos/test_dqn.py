@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.algos.acting import ActingPlace
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.epsilon_greedy import epsilon_greedy
 from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.replay.sample_batches import ReplaySample
@@ -153,15 +154,8 @@ def test_every_row_explores_with_its_own_epsilon_and_weights_come_at_intervals()
     model = network(1)
     weights = SharedWeights(model.state_dict())
     weights.publish(model.state_dict(), 5)
-    policy = EpsilonGreedyPolicy(
-        network(2),
-        weights,
-        torch.tensor([0.0, 1.0]),
-        refresh_interval=1500,
-        device=torch.device("cpu"),
-        precision="fp32",
-        seed=0,
-    )
+    place = ActingPlace(torch.Generator().manual_seed(0), ladder=torch.tensor([0.0, 1.0]))
+    policy = epsilon_greedy(network(2), weights, place, refresh_interval=1500)
     policy.refresh()
     assert policy.version == 5
     obs = {"obs": torch.randn(1, 3).expand(1000, 3)}

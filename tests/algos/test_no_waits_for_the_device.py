@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sampleforge.algos.acting import Acting, ActingPlace
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.policy import SampledPolicy
+from sampleforge.algos.epsilon_greedy import epsilon_greedy
 from sampleforge.algos.ppo_learner import PpoLearner
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.weights import SharedWeights
 from tests.support.graphs import updates
@@ -95,7 +95,7 @@ def test_updates_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     learning = watch(monkeypatch, PpoLearner, "update")
-    acting = watch(monkeypatch, SampledPolicy, "act")
+    acting = watch(monkeypatch, Acting, "act")
     chosen = config(**more, inference="worker")  # as on a device
     assert chosen.model.normalise_observations and chosen.normalise_returns
     list(updates(chosen, 3))
@@ -109,7 +109,7 @@ def test_q_learning_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, optimiser: Any, masked: bool
 ) -> None:
     learning = watch(monkeypatch, DqnLearner, "update")
-    acting = watch(monkeypatch, EpsilonGreedyPolicy, "act")
+    acting = watch(monkeypatch, Acting, "act")
     of = DqnConfig(
         learning_rate=1e-3,
         optimiser=optimiser,
@@ -121,9 +121,8 @@ def test_q_learning_and_acting_do_not_wait_for_the_device(
     learner.update(ReplaySample(batch, 0.4), 0.5)
     weights = SharedWeights(learner.model.state_dict())
     weights.publish(learner.model.state_dict(), 1)
-    policy = EpsilonGreedyPolicy(
-        network(2, masked), weights, torch.rand(6), 1, device=CPU, precision="fp32", seed=1
-    )
+    place = ActingPlace(torch.Generator().manual_seed(1), ladder=torch.rand(6))
+    policy = epsilon_greedy(network(2, masked), weights, place, refresh_interval=1)
     no = torch.zeros(6, dtype=torch.bool)
     policy.act(batch.obs, torch.zeros(6, 0), no, torch.arange(6))
     assert learning + acting == ["nothing"] * 2

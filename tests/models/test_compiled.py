@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.policy import SampledPolicy
+from sampleforge.algos.acting import ActingPlace
+from sampleforge.algos.sampling import sampling
 from sampleforge.config import ConfigError
 from sampleforge.models.compiled import compile_passes
 from sampleforge.runtime.machine import lacking
@@ -63,15 +64,8 @@ def test_a_row_in_the_middle_of_an_episode_begins_its_noise_anew_after_compiling
     actions = []
     for compiled in (False, True):
         model = model_of(chosen)
-        policy = SampledPolicy(
-            model,
-            SharedWeights(model.state_dict()),
-            device=torch.device("cpu"),
-            precision="fp32",
-            seed=1,
-            noise_correlation=0.5,
-            num_rows=8,
-        )
+        place = ActingPlace(torch.Generator().manual_seed(1), num_rows=8)
+        policy = sampling(model, SharedWeights(model.state_dict()), place, noise_correlation=0.5)
         if compiled:
             policy.compile(spec.observations, (8,))
         obs = {"obs": torch.rand(8, 3, generator=torch.Generator().manual_seed(1))}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sampleforge.algos.acting import ActingPlace
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.epsilon_greedy import epsilon_greedy
 from sampleforge.algos.records import DQN
 from sampleforge.api import load_policy, train
 from sampleforge.evaluation import evaluate
@@ -152,15 +153,8 @@ def test_actors_explore_by_noise_alone_and_every_row_by_its_own() -> None:
     weights.publish(model.state_dict(), 1)
     acted = []
     for seed in (0, 0, 1):
-        policy = EpsilonGreedyPolicy(
-            network(2),
-            weights,
-            torch.zeros(400),
-            refresh_interval=0,
-            device=torch.device("cpu"),
-            precision="fp32",
-            seed=seed,
-        )
+        place = ActingPlace(generator(seed), ladder=torch.zeros(400))
+        policy = epsilon_greedy(network(2), weights, place, refresh_interval=0)
         policy.refresh()
         obs = {"obs": torch.full((400, 3), 0.3)}
         nothing = torch.zeros(400, 0), torch.zeros(400, dtype=torch.bool)

@@ -210,7 +210,7 @@ def test_policies_are_given_whole_stacks() -> None:
         return act(obs, *rest)
 
     for _ in serial_rounds(graph, 30):
-        policy = graph.nodes[0].worker._ports[0].inference._policy  # type: ignore[attr-defined]
+        policy = graph.nodes[0].worker._ports[0].inference._acting  # type: ignore[attr-defined]
         if policy.act is not spy:
             act, policy.act = policy.act, spy
     assert len(seen) > 20

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
-from sampleforge.algos.policy import ArrayOutput
+from sampleforge.algos.acting import Acted
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import sync_vector
 from sampleforge.ops.n_step import Windows, n_step_windows
@@ -108,10 +108,10 @@ class CodingPolicy:
     def refresh(self) -> None:
         """Do nothing: there are no weights."""
 
-    def act_on_arrays(self, obs: Any, state: Any, is_first: Any, rows: Any) -> ArrayOutput:
+    def act_on_arrays(self, obs: Any, state: Any, is_first: Any, rows: Any) -> Acted[Array]:
         newest = obs["obs"] if obs["obs"].ndim == 2 else obs["obs"][:, -1]
         actions = coded_actions(self.space, newest)
-        return ArrayOutput(actions, coded_columns(newest), newest[:, [0, 2]][:, : state.shape[1]])
+        return Acted(actions, coded_columns(newest), newest[:, [0, 2]][:, : state.shape[1]])
 
 
 class ActedReplay:

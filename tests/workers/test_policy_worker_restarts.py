@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.policy import PolicyOutput
+from sampleforge.algos.acting import Acted
 from sampleforge.rollouts.requests import ACT, VALUE, InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters
@@ -44,10 +44,10 @@ class CountingPolicy:
     def refresh(self) -> None:
         pass
 
-    def act(self, obs: Any, state: Any, first: Any, rows: Any) -> PolicyOutput:
+    def act(self, obs: Any, state: Any, first: Any, rows: Any) -> Acted[torch.Tensor]:
         count = state.shape[0] * state.shape[1] if state.dim() == 3 else len(state)
         column = torch.full((count,), float(self.life))
-        return PolicyOutput(
+        return Acted(
             actions={"action": torch.full((count,), self.life)},
             extras={"log_prob": column, "value": column},
             state=state.reshape(count, STATE) + 1,

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from sampleforge.algos.algorithm import ActingPlace, Algorithm, LearnerPlace
+from sampleforge.algos.acting import Acting, ActingPlace
+from sampleforge.algos.algorithm import Algorithm, LearnerPlace
+from sampleforge.algos.epsilon_greedy import epsilon_greedy
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.pqn.loss import HYPERPARAMETERS, PqnLoss
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.schedules import between
 from sampleforge.shared.counters import Progress
@@ -62,22 +61,12 @@ class FallingEpsilon:
         return between(config.epsilon_first, config.epsilon_last, passed)
 
 
-def _new_policy(
+def _new_acting(
     config: Any, network: QNetwork, weights: SharedWeights, place: ActingPlace
-) -> EpsilonGreedyPolicy:
-    kind = RecordedEpsilonGreedyPolicy if place.recorded else EpsilonGreedyPolicy
+) -> Acting:
     assert place.progress is not None
-    return kind(
-        network,
-        weights,
-        torch.ones(place.num_rows),
-        1,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
-        new_seed=place.new_seed,
-        epsilon=FallingEpsilon(config, place.progress),
-    )
+    epsilon = FallingEpsilon(config, place.progress)
+    return epsilon_greedy(network, weights, place, refresh_interval=1, epsilon=epsilon)
 
 
 def _columns(config: Any) -> Mapping[str, str]:
@@ -88,7 +77,7 @@ def _columns(config: Any) -> Mapping[str, str]:
 PQN = Algorithm(
     new_network=_new_network,
     new_learner=_new_learner,
-    new_policy=_new_policy,
+    new_acting=_new_acting,
     columns=_columns,
     changeable=(*LEARNER_HYPERPARAMETERS, *HYPERPARAMETERS),
 )

@@ -38,10 +38,10 @@ from sampleforge.topologies.builders import (
     PolicySeeds,
     PolicyStart,
     ResumePoint,
+    acting_maker,
     env_makers,
     initial_weights,
     make_learner,
-    policy_maker,
 )
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
@@ -243,12 +243,12 @@ def _rank_actor(
     """Return the actor of a rank."""
     config, plan, rank = context.config, context.plan, join.rank
     on_device = acts_on_device(config, plan.device, context.spec)
-    new_policy = policy_maker(
+    new_acting = acting_maker(
         context.new_model,
         weights,
         plan,
         PolicySeeds(rank, context.start, context.group_epoch),
-        progress=context.graph.progress,
+        context.graph.progress,
         device=plan.device if on_device else None,
     )
     # All ranks end after the same update. An actor that stopped sampling at the limit by itself
@@ -256,7 +256,7 @@ def _rank_actor(
     endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
     ends = preemption.ends if join.size > 1 else never
     inference = LocalInference(
-        new_policy,
+        new_acting,
         exchange.slots,
         plan.num_splits,
         rank,

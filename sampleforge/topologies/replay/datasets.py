@@ -7,17 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from sampleforge.algos.q_policy import GivenActionsPolicy
 from sampleforge.env.seeding import DATASET_STREAM
-from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.shares import Shares
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import PolicySeeds
+from sampleforge.topologies.builders import ActingMaker, PolicySeeds
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.graph import Edge, GraphBuilder
@@ -63,7 +58,6 @@ def add_dataset_actors(
     plan: ReplayPlan,
 ) -> None:
     """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
-    new_network, weights = parts.new_model, parts.channels.weights
     spec = exchange.slots.shape.spec
     folders = dataset_folders(config, spec)
     precision, _ = choose_precision(config, ACTS_ON, config.model.has_pixels(spec.observations))
@@ -73,8 +67,11 @@ def add_dataset_actors(
         life = partial(channels.restart_budget.life, index)
         seed = partial(_seed, start.seed, number, start.resumes, life)
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
-        make_policy = partial(_policy, new_network, weights, config, precision, seeds, rows)
-        inference = LocalInference(make_policy, exchange.slots, 1, index)
+        weights = parts.channels.weights
+        new_acting = ActingMaker(
+            parts.new_model, weights, seeds, ACTS_ON, precision, given=rows.actions
+        )
+        inference = LocalInference(new_acting, exchange.slots, 1, index)
         port = PolicyPort(0, exchange, inference)
         wakeup = channels.wakeups[index]
         graph.add(
@@ -105,28 +102,6 @@ def _dataset_actor(
 
 def _seed(seed: int, number: int, resumes: int, life: Callable[[], int]) -> list[int]:
     return [seed, DATASET_STREAM, number, resumes, life()]
-
-
-def _policy(
-    new_network: Callable[[], QNetwork],
-    weights: SharedWeights,
-    config: ReplayRunConfig,
-    precision: str,
-    seeds: PolicySeeds,
-    rows: DatasetRows,
-) -> GivenActionsPolicy:
-    """Return the policy whose values are written beside the actions of a dataset, by ``rows``."""
-    policy = GivenActionsPolicy(
-        new_network(),
-        weights,
-        torch.zeros(0),
-        config.weights_refresh_interval,
-        device=torch.device(ACTS_ON),
-        precision=precision,
-        seed=seeds.first(),
-    )
-    policy.given = rows.actions
-    return policy
 
 
 def dataset_edges(config: ReplayRunConfig, plan: ReplayPlan, shards: str) -> tuple[Edge, ...]:

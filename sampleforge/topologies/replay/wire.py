@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.dqn_learner import with_target
 from sampleforge.models.normaliser import normalised_leaves
@@ -25,6 +23,7 @@ from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import memory_on
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import wakeups
@@ -32,12 +31,12 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import (
     FrozenStart,
-    NewPolicy,
+    NewActing,
     PolicySeeds,
     PolicyStart,
     ResumePoint,
+    acting_maker,
     initial_weights,
-    policy_maker,
 )
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
@@ -116,7 +115,7 @@ def wire_replay(
     graph = GraphBuilder(config.algo, workers, config, start, hooks)
     actors = actor_channels(config, plan)
     parts = [
-        _group_parts(index, policy, actors, agents[policy.group], count)
+        _group_parts(index, policy, actors, agents[policy.group], count, graph.progress)
         for index, policy in enumerate(policies)
     ]
     if config.datasets:
@@ -141,10 +140,15 @@ class ReplayParts(GroupParts):
 
 
 def _group_parts(
-    index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
+    index: int,
+    policy: PolicyStart,
+    actors: ActorChannels,
+    agents: AgentGroup,
+    members: int,
+    progress: Progress,
 ) -> ReplayParts:
     """Make the replay, the weights and the channels of the ``index``-th policy group. ``members``:
-    of the population, if there is one."""
+    of the population, if there is one; ``progress``: of the run."""
     start = policy.start
     config, plan, spec = agents.config, agents.plan, agents.spec
     acting = acting_plan(config, plan, members)
@@ -161,17 +165,19 @@ def _group_parts(
         if plan.ring_bytes:
             frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes)
         replay = _replay_channels(agents.algorithm, config, plan, slots, frames, channels, start)
+    ladder = None
+    if plan.envs and agents.algorithm.exploration is not None:
+        ladder = ladder_of(agents.algorithm, config, plan)
 
-    ladder = ladder_of(agents.algorithm, config, plan) if plan.envs else torch.zeros(0)
-
-    def new_policy(index: int) -> NewPolicy:
+    def new_acting(index: int) -> NewActing:
         board = None if member is None else member.board
         seeds = PolicySeeds(index, start, channels.inference_restarts, board)
-        return policy_maker(new_network, weights, plan, seeds, of_rows(ladder, plan))
+        own = None if ladder is None else of_rows(ladder, plan)
+        return acting_maker(new_network, weights, plan, seeds, progress, own)
 
     count = acting.num_splits // plan.num_splits
-    group = ActingGroup(channels, replay.exchange, new_policy, member, count)
-    explored = exploration(ladder, plan, index, count) if plan.envs else None
+    group = ActingGroup(channels, replay.exchange, new_acting, member, count)
+    explored = None if ladder is None else exploration(ladder, plan, index, count)
     return ReplayParts(policy, agents, new_network, group, replay, explored)
 
 

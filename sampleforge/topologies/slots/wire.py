@@ -21,12 +21,12 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import (
     FrozenStart,
-    NewPolicy,
+    NewActing,
     PolicySeeds,
     PolicyStart,
     ResumePoint,
+    acting_maker,
     initial_weights,
-    policy_maker,
 )
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
@@ -135,13 +135,13 @@ def _group_parts(
         slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
-    def new_policy(index: int) -> NewPolicy:
+    def new_acting(index: int) -> NewActing:
         board = None if member is None else member.board
         seeds = PolicySeeds(index, start, channels.inference_restarts, board)
-        return policy_maker(new_model, weights, plan, seeds, progress=progress)
+        return acting_maker(new_model, weights, plan, seeds, progress)
 
     count = acting.num_splits // plan.num_splits
-    group = ActingGroup(channels, exchange, new_policy, member, count)
+    group = ActingGroup(channels, exchange, new_acting, member, count)
     return SlotsParts(policy, agents, new_model, group, exchange)
 
 
