@@ -74,7 +74,7 @@ def encode_actions(actions: Mapping[str, Tensor], layout: ActionLayout) -> Tenso
     return torch.cat(parts, -1)
 
 
-class QFunction(nn.Module):
+class FittedQ(nn.Module):
     """q(s, a) of one step of an episode, in units of ``scale``."""
 
     def __init__(
@@ -133,7 +133,7 @@ def cross_fitted_q(
         others = torch.from_numpy(np.flatnonzero(valued[episode]))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + number)
-            network = QFunction(config, observations, data.action.shape[1])
+            network = FittedQ(config, observations, data.action.shape[1])
             fit = _Fit(network, _part(data, ~valued), gamma, batch_size, learning_rate)
             for _ in range(iterations):
                 fit.iterate(updates)
@@ -162,7 +162,7 @@ class _Fit:
     """The regression of a network on the targets of one half of the episodes."""
 
     def __init__(
-        self, network: QFunction, data: Decisions, gamma: float, batch_size: int, rate: float
+        self, network: FittedQ, data: Decisions, gamma: float, batch_size: int, rate: float
     ) -> None:
         self._network = network
         self._data = data

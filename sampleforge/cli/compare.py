@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sampleforge.tools.compare.comparison import Comparison
-    from sampleforge.tools.compare.statistics import Estimate
+    from sampleforge.tools.compare.statistics import Statistic
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"--csv {flags.csv}: there is no folder {Path(flags.csv).parent}")
     from sampleforge.tools.compare.comparison import compare
     from sampleforge.tools.compare.normalisation import scales
-    from sampleforge.tools.compare.scores import Rule
+    from sampleforge.tools.compare.scores import ScoreRule
     from sampleforge.tools.plots.curves import read_curves
 
     runs = [curves for path in paths for curves in read_curves(path, warn)]
@@ -82,7 +82,7 @@ def run(args: Sequence[str]) -> int:
     comparison = compare(
         runs,
         scales((each.env for each in runs), flags.normalise),
-        Rule(flags.score, flags.at, by),
+        ScoreRule(flags.score, flags.at, by),
         flags.resamples,
     )
     if flags.csv is not None:
@@ -153,7 +153,7 @@ def _table(title: str, first: str, others: Sequence[str]) -> Table:
     return table
 
 
-def cell(estimate: Estimate) -> str:
+def cell(estimate: Statistic) -> str:
     """Return an estimate as text: its value, and its interval if it has one."""
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:,.4g}"

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     player: int
 
 
-class Game(NamedTuple):
+class FinishedGame(NamedTuple):
     """A finished game of a row: its ``length`` in env steps, and the ``parts`` of the agents that
     took part in it, by their seats. In a single-agent environment it is an episode."""
 
@@ -65,13 +65,13 @@ class Games:
         outs: Sequence[StepOut],
         ended: Sequence[Sequence[Episode]],
         players: Sequence[int] | None = None,
-    ) -> list[Game]:
+    ) -> list[FinishedGame]:
         """Take a step of all seats, and the episodes that ended with it, by seat; return the games
         that ended. ``players``: what played each seat in this step (default: its number)."""
         players = range(len(self._seats)) if players is None else players
         if len(self._seats) == 1:
             only = players[0]
-            return [Game(row, n, {0: Part(ret, n, only)}) for row, ret, n in ended[0]]
+            return [FinishedGame(row, n, {0: Part(ret, n, only)}) for row, ret, n in ended[0]]
         self._length += 1
         left = [out.terminated | out.truncated for out in outs]
         if not any(map(np.count_nonzero, left)):
@@ -94,12 +94,12 @@ class Games:
             self._parts[row][seat] = Part(before.ret + ret, before.length + length, player)
         self._spoilt |= dropped
 
-    def _end(self, row: int) -> Game | None:
+    def _end(self, row: int) -> FinishedGame | None:
         """End the game of a row, and return it if it counts."""
         length, parts = int(self._length[row]), self._parts[row]
         counts = not self._spoilt[row] and length > 0
         self._length[row], self._parts[row], self._spoilt[row] = -1, {}, False  # resets next
-        return Game(row, length, parts) if counts else None
+        return FinishedGame(row, length, parts) if counts else None
 
 
 def types_of_seats(spec: EnvSpec) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def types_of_seats(spec: EnvSpec) -> tuple[str, ...]:
     return types if 1 < len(set(types)) <= MAX_TYPES else ()
 
 
-def means_of_types(game: Game, types: Sequence[str]) -> dict[str, float]:
+def means_of_types(game: FinishedGame, types: Sequence[str]) -> dict[str, float]:
     """Return the mean return of the agents of each type that took part in a game, by the type.
     ``types``: of each seat, as `types_of_seats` returns them."""
     seats: dict[str, list[int]] = {}

@@ -59,7 +59,7 @@ class EpisodeUnreadable(ConfigError):
 
 
 @dataclass(frozen=True)
-class Episode:
+class StoredEpisode:
     """An episode, or a part of one, of T steps, in the form of the slots.
 
     ``observations``: leaf -> [T+1, ...], stacks of frames whole; the last one is the final
@@ -150,7 +150,7 @@ class OfflineDataset:
         )
         return observation * (self.num_steps + self.num_episodes) + action * self.num_steps
 
-    def episodes(self, indices: Iterable[int] | None = None) -> Iterator[Episode]:
+    def episodes(self, indices: Iterable[int] | None = None) -> Iterator[StoredEpisode]:
         """Yield the episodes ``indices`` (0 to `num_episodes` - 1; None: all of them, in the order
         in which they were written). Raises EpisodeUnreadable for one that cannot be read."""
         chosen = range(self.num_episodes) if indices is None else [int(i) for i in indices]
@@ -298,11 +298,11 @@ class _EpisodeReader:
         declared = dict(leaves(found.spaces.observation, OBSERVATION))
         self._offsets = {name: offset(leaf) for name, leaf in declared.items()}
 
-    def read(self, episode: Mapping[str, Any], about: Mapping[str, Any]) -> Episode:
+    def read(self, episode: Mapping[str, Any], about: Mapping[str, Any]) -> StoredEpisode:
         """Return a stored episode; ``about``: its attributes."""
         infos = episode.get("infos") or {}
         steps = len(episode["rewards"])
-        read = Episode(
+        read = StoredEpisode(
             self._observations(episode["observations"], infos, begins=_begins(about)),
             self._actions(episode["actions"], infos),
             np.asarray(episode["rewards"], np.float32),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.env.vector import Episode as PlayedEpisode
-from sampleforge.offline.dataset import Episode, stacked
+from sampleforge.offline.dataset import StoredEpisode, stacked
 from sampleforge.offline.shuffle import ShuffleBuffer
 from sampleforge.spec import EnvSpec
 
@@ -87,7 +87,7 @@ class EpisodeVector(EnvVector):
 class _Play:
     """An episode, and the step ``t`` that it is at; below 0 in the frames before it."""
 
-    def __init__(self, episode: Episode, spec: EnvSpec) -> None:
+    def __init__(self, episode: StoredEpisode, spec: EnvSpec) -> None:
         self._episode = episode
         self._before: dict[str, Array] = {}
         depths = {n: leaf.shape[0] for n, leaf in spec.observations.items() if leaf.stack}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sampleforge.offline.dataset import Episode, OfflineDataset
+from sampleforge.offline.dataset import OfflineDataset, StoredEpisode
 
 
 class ShuffleBuffer:
@@ -18,13 +18,13 @@ class ShuffleBuffer:
         self._dataset = dataset
         self._steps = steps
         self._random = np.random.default_rng(seed)
-        self._held: list[Episode] = []
+        self._held: list[StoredEpisode] = []
         self._held_steps = 0
-        self._coming: Iterator[Episode] = iter(())
+        self._coming: Iterator[StoredEpisode] = iter(())
         self.passes = 0
         """Number of passes over the dataset that have begun."""
 
-    def next(self) -> Episode:
+    def next(self) -> StoredEpisode:
         """Return the next episode."""
         while self._held_steps < self._steps and self._read():
             pass

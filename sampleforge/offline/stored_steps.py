@@ -17,7 +17,7 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.offline.config import Source
-from sampleforge.offline.dataset import Episode, open_dataset
+from sampleforge.offline.dataset import StoredEpisode, open_dataset
 from sampleforge.ops.advantage_weighting import returns_to_go
 from sampleforge.ops.far_values import TypicalSize, bound_rewards
 from sampleforge.ops.running_stats import Gather
@@ -90,7 +90,9 @@ class StoredSteps:
     (`sampleforge.ops.far_values`).
     """
 
-    def __init__(self, episodes: Iterable[Episode], rule: RewardRule, length: int = 1) -> None:
+    def __init__(
+        self, episodes: Iterable[StoredEpisode], rule: RewardRule, length: int = 1
+    ) -> None:
         kept = [episode for episode in episodes if len(episode)]
         if not kept:
             raise ConfigError("the dataset has no env steps to learn from")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.offline.dataset import Episode
+from sampleforge.offline.dataset import StoredEpisode
 
 _PER_STEP = (
     "rewards",
@@ -22,13 +22,13 @@ _PER_STEP = (
 )
 
 
-def whole_episodes(parts: Iterable[Episode]) -> Iterator[Episode]:
+def whole_episodes(parts: Iterable[StoredEpisode]) -> Iterator[StoredEpisode]:
     """Yield the episodes of which ``parts`` consist, in the order in which they end; those whose
     ends are missing come last, or when the same stream's next recording begins.
 
     A long episode is recorded in several parts if it does not fit the recorder's memory. If these
     were taken for episodes without an end, long episodes would be missing."""
-    unfinished: dict[tuple[int, ...], list[Episode]] = {}
+    unfinished: dict[tuple[int, ...], list[StoredEpisode]] = {}
     for part in parts:
         if part.number is None:
             yield part
@@ -45,7 +45,7 @@ def whole_episodes(parts: Iterable[Episode]) -> Iterator[Episode]:
         yield _joined(left)
 
 
-def _follows(before: Episode, part: Episode) -> bool:
+def _follows(before: StoredEpisode, part: StoredEpisode) -> bool:
     """Return whether ``part`` begins with the observation that ``before`` ends with."""
     return all(
         np.array_equal(leaf[-1], part.observations[name][0])
@@ -53,7 +53,7 @@ def _follows(before: Episode, part: Episode) -> bool:
     )
 
 
-def _joined(parts: Sequence[Episode]) -> Episode:
+def _joined(parts: Sequence[StoredEpisode]) -> StoredEpisode:
     """Return one episode of consecutive parts."""
     if len(parts) == 1:
         return parts[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,13 +75,9 @@ class GatheredSequences(NamedTuple):
     """Number of env steps that are learned from."""
 
 
-class MakeWindows(Protocol):
-    """A function that makes the n-step windows of a batch of sequences."""
-
-    def __call__(
-        self, reward: Floats, terminated: Flags, truncated: Flags, valid: Flags
-    ) -> Windows:
-        """Return the n-step windows; all arrays are [T, rows]."""
+MakeWindows = Callable[[Floats, Flags, Flags, Flags], Windows]
+"""Makes the n-step windows of a batch of sequences, given reward, terminated, truncated and valid,
+all [T, rows]."""
 
 
 class SequenceReader:

@@ -31,8 +31,14 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 
 NOT_SHARED: dict[str, Any] = {
-    **{"run_dir": None, "resume": "auto", "quiet": False, "debug": False, "track": ()},
-    **{"track_project": "sampleforge", "track_name": None, "track_group": None},
+    "run_dir": None,
+    "resume": "auto",
+    "quiet": False,
+    "debug": False,
+    "track": (),
+    "track_project": "sampleforge",
+    "track_name": None,
+    "track_group": None,
 }
 """Values in the command of the training for fields that are the matter of its user alone."""
 FRONT = "---\nlibrary_name: sampleforge\n"

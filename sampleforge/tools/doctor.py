@@ -19,13 +19,23 @@ from sampleforge.version import __version__
 
 GIB = 1 << 30
 PACKAGES = (
-    *("torch", "numpy", "gymnasium", "faster-fifo", "tensorboardX", "threadpoolctl", "tyro"),
-    *("PyYAML", "rich", "psutil", "safetensors", "setproctitle"),
+    "torch",
+    "numpy",
+    "gymnasium",
+    "faster-fifo",
+    "tensorboardX",
+    "threadpoolctl",
+    "tyro",
+    "PyYAML",
+    "rich",
+    "psutil",
+    "safetensors",
+    "setproctitle",
 )
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """The result of one check. ``state``: "ok"; "lacks": only some runs need it; "bad": every run
     needs it."""
 
@@ -34,10 +44,12 @@ class Finding:
     text: str
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[MachineFinding]:
     """Yield the results of all checks, the fast ones first."""
     commit = git_commit()
-    yield Finding("ok", "SampleForge", __version__ + (f", commit {commit}" if commit else ""))
+    yield MachineFinding(
+        "ok", "SampleForge", __version__ + (f", commit {commit}" if commit else "")
+    )
     yield _python()
     packages = list(_packages())
     yield from packages
@@ -53,19 +65,21 @@ def findings() -> Iterator[Finding]:
     yield from _torch()
 
 
-def _python() -> Finding:
+def _python() -> MachineFinding:
     state: Literal["ok", "bad"] = "ok" if sys.version_info >= (3, 11) else "bad"
     remedy = "" if state == "ok" else "; install Python 3.11 or newer"
-    return Finding(state, "Python", f"{platform.python_version()} on {platform.platform()}{remedy}")
+    return MachineFinding(
+        state, "Python", f"{platform.python_version()} on {platform.platform()}{remedy}"
+    )
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[MachineFinding]:
     for package in PACKAGES:
         version = installed_version(package)
         if version is None:
-            yield Finding("bad", package, f"missing: pip install {package}")
+            yield MachineFinding("bad", package, f"missing: pip install {package}")
         else:
-            yield Finding("ok", package, version)
+            yield MachineFinding("ok", package, version)
 
 
 def _usable_cores() -> int:
@@ -75,16 +89,16 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cores() -> Finding:
+def _cores() -> MachineFinding:
     count, usable = os.cpu_count() or 1, _usable_cores()
     note = "" if usable == count else " (limited by the affinity or the container)"
     quota = cgroup_cpu_quota()
     if quota is not None:
         note += f"; this container's CPU quota is worth {quota:g}"
-    return Finding("ok", "cores", f"{usable} usable of {count}{note}")
+    return MachineFinding("ok", "cores", f"{usable} usable of {count}{note}")
 
 
-def _memory() -> Finding:
+def _memory() -> MachineFinding:
     import psutil
 
     memory = psutil.virtual_memory()
@@ -92,60 +106,62 @@ def _memory() -> Finding:
     limit = cgroup_memory_limit()
     if limit is not None:
         text += f"; this container may use {limit / GIB:.1f} GiB"
-    return Finding("ok", "memory", text)
+    return MachineFinding("ok", "memory", text)
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> MachineFinding:
     """Some simulators (ViZDoom) use it. SampleForge's own shared memory is not in it."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Finding("ok", "shared memory", f"no {folder} on this system")
+        return MachineFinding("ok", "shared memory", f"no {folder} on this system")
     usage = shutil.disk_usage(folder)
     text = f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {folder}"
     if usage.free >= GIB / 64:
-        return Finding("ok", "shared memory", text)
+        return MachineFinding("ok", "shared memory", text)
     remedy = "; enlarge it (docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm)"
-    return Finding("lacks", "shared memory", text + remedy)
+    return MachineFinding("lacks", "shared memory", text + remedy)
 
 
-def _compiler() -> Finding:
+def _compiler() -> MachineFinding:
     missing = lacking("cpu")
     if missing is None:
-        return Finding("ok", "compiler", "for --compile on the CPU")
-    return Finding("lacks", "compiler", f"for --compile: {missing}")
+        return MachineFinding("ok", "compiler", "for --compile on the CPU")
+    return MachineFinding("lacks", "compiler", f"for --compile: {missing}")
 
 
-def _families() -> Iterator[Finding]:
+def _families() -> Iterator[MachineFinding]:
     from sampleforge.env.registry import families
 
     if not families():
         text = "no environment families are registered: pip install -e ."
-        yield Finding("lacks", "environments", text)
+        yield MachineFinding("lacks", "environments", text)
     for family in families():
         if family.requires is None:
-            yield Finding("ok", family.name, "built in")
+            yield MachineFinding("ok", family.name, "built in")
         else:
             yield _optional(family.name, family.requires, family.extra)
 
 
-def _optional(name: str, module: str, extra: str | None) -> Finding:
+def _optional(name: str, module: str, extra: str | None) -> MachineFinding:
     """Check a library that only some runs need."""
     if importlib.util.find_spec(module) is None:
-        return Finding("lacks", name, f'{module} is missing: pip install "sampleforge[{extra}]"')
+        return MachineFinding(
+            "lacks", name, f'{module} is missing: pip install "sampleforge[{extra}]"'
+        )
     version = installed_version(module)
-    return Finding("ok", name, f"{module} {version}" if version else module)
+    return MachineFinding("ok", name, f"{module} {version}" if version else module)
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[MachineFinding]:
     import torch
 
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        yield Finding("ok", "CUDA", f"{torch.version.cuda}: {', '.join(devices)}")
+        yield MachineFinding("ok", "CUDA", f"{torch.version.cuda}: {', '.join(devices)}")
     else:
         built = torch.version.cuda is not None
         why = "no usable GPU or driver" if built else "this build of torch has no CUDA"
-        yield Finding("ok", "CUDA", f"{why}; training runs on the CPU")
+        yield MachineFinding("ok", "CUDA", f"{why}; training runs on the CPU")
     names = bf16_instructions()
     text = f"CPU has {', '.join(names)}" if names else "no instructions on this CPU; fp32 is faster"
-    yield Finding("ok", "bf16", text)
+    yield MachineFinding("ok", "bf16", text)

@@ -39,7 +39,7 @@ EXTRA_NICENESS = 5
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class AddedEvaluators:
     """``results``: the queue of the evaluators' results (None: the policy has no evaluator);
     ``edges``: the channels of the workers."""
 
@@ -108,14 +108,14 @@ def add_evaluators(
     row: int | None = None,
     group: int = 0,
     playing: Playing | None = None,
-) -> Evaluation:
+) -> AddedEvaluators:
     """Add the evaluators of a policy, if the config has any. ``start``: that of the run, so that
     all policies are evaluated with the same seed. ``learner``: name of the worker that publishes
     the weights. ``group``: the agent group that the policy plays; ``playing``: the policies of the
     other ones. ``row``: the first evaluator's counter row (default: the next free one)."""
     count, interval = num_evaluators(config), config.evaluate_interval
     if interval is None:
-        return Evaluation()
+        return AddedEvaluators()
     others = {of: each for of, each in (playing or {}).items() if of != group}
     board = None
     if count > 1:
@@ -154,7 +154,7 @@ def add_evaluators(
             Edge(learner, node.name, f"weights, every {interval} env steps"),
             Edge(node.name, "driver", _what_is_returned(settings)),
         ]
-    return Evaluation(results[0] if count == 1 else DividedEvaluations(results), tuple(edges))
+    return AddedEvaluators(results[0] if count == 1 else DividedEvaluations(results), tuple(edges))
 
 
 def _what_is_returned(settings: EvaluationSettings) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sampleforge.env.games import Game, Games
+from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
@@ -91,7 +91,7 @@ class Split:
         games = self._games.step(outs, ended, players)
         return [record for game in games for record in self._records_of(game)]
 
-    def _records_of(self, game: Game) -> list[EpisodeRecord]:
+    def _records_of(self, game: FinishedGame) -> list[EpisodeRecord]:
         """Return the records of one game."""
         trained = [(seat, part) for seat, part in game.parts.items() if part.player != FROZEN]
         against = self._opponent(game)
@@ -103,7 +103,7 @@ class Split:
             for number, (seat, part) in enumerate(trained, 1)
         ]
 
-    def _opponent(self, game: Game) -> tuple[int, float]:
+    def _opponent(self, game: FinishedGame) -> tuple[int, float]:
         """Return the snapshot of the first frozen opponent in a game, if one has played all of it,
         and its return."""
         for each in (each for each in self.streams if isinstance(each, FrozenStream)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.fitted_q import Decisions, QFunction, _Fit, cross_fitted_q, encode_actions
+from sampleforge.algos.fitted_q import Decisions, FittedQ, _Fit, cross_fitted_q, encode_actions
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout
 from tests.support.action_spaces import MIXED
@@ -42,7 +42,7 @@ def test_targets_are_the_literal_recursion() -> None:
     object.__setattr__(data, "lengths", lengths)
     rng = np.random.default_rng(1)
     q, v = rng.normal(size=(2, 12))
-    fit = _Fit(QFunction(MODEL, OBSERVATIONS, 2), data, 0.9, 8, 1e-3)
+    fit = _Fit(FittedQ(MODEL, OBSERVATIONS, 2), data, 0.9, 8, 1e-3)
     found = fit.targets(q, v)
     for start, end in ((0, 4), (4, 5), (5, 12)):
         y = data.reward[end - 1]

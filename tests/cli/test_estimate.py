@@ -14,7 +14,7 @@ import torch
 from sampleforge.api import load_policy
 from sampleforge.cli import main
 from sampleforge.loaded_policy import LoadedPolicy
-from sampleforge.offline.dataset import Episode
+from sampleforge.offline.dataset import StoredEpisode
 from tests.support.recorded import recorded, write_dataset
 from tests.support.serial_runs import run_serially
 
@@ -42,7 +42,7 @@ def data(run: Path) -> Path:
     return write_dataset(run.parent / "data", policy.spec, episodes)
 
 
-def recorded_in(policy: LoadedPolicy, count: int) -> list[Episode]:
+def recorded_in(policy: LoadedPolicy, count: int) -> list[StoredEpisode]:
     rng = np.random.default_rng(0)
     return [
         dataclasses.replace(
@@ -52,7 +52,7 @@ def recorded_in(policy: LoadedPolicy, count: int) -> list[Episode]:
     ]
 
 
-def log_probs(policy: LoadedPolicy, episode: Episode) -> np.ndarray[Any, Any]:
+def log_probs(policy: LoadedPolicy, episode: StoredEpisode) -> np.ndarray[Any, Any]:
     """Log-probabilities under the policy itself."""
     obs = {"obs": torch.from_numpy(episode.observations["obs"][:-1])}
     with torch.no_grad():
@@ -137,7 +137,7 @@ def estimated(
     return json.loads(printed.out), printed.err
 
 
-def independent(episodes: list[Episode], value: bool) -> list[Episode]:
+def independent(episodes: list[StoredEpisode], value: bool) -> list[StoredEpisode]:
     return [dataclasses.replace(e, independent=np.full(len(e), value)) for e in episodes]
 
 
@@ -224,7 +224,7 @@ def test_episodes_that_begin_beside_one_that_is_cut_are_left_out_and_said(
     assert "it is not known when they were cut" not in said
 
 
-def part(episode: Episode, begin: int, end: int) -> Episode:
+def part(episode: StoredEpisode, begin: int, end: int) -> StoredEpisode:
     return dataclasses.replace(
         episode,
         observations={n: leaf[begin : end + 1] for n, leaf in episode.observations.items()},

@@ -13,7 +13,7 @@ from sampleforge.cli import main
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.run.reports.policy_values import by_policy, with_overall
-from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.tools.plots.curves import read_curves
 
@@ -47,7 +47,7 @@ def test_the_panel_has_a_row_for_each_policy() -> None:
     goal.observe(values)
     for width in (60, 100):
         written = io.StringIO()
-        Console(width=width, file=written).print(Panel("run", values, goal))
+        Console(width=width, file=written).print(LivePanel("run", values, goal))
         rows = [line.split() for line in written.getvalue().splitlines() if line]
         assert ["a", "31.50", "-", "-", "1", "0.500"] in rows
         assert ["b", "8.25", "-", "-", "3", "0.250"] in rows
@@ -65,7 +65,7 @@ def test_the_panel_of_a_population_has_hyperparameters_and_donors() -> None:
     goal.observe(values)
     for width in (60, 100):
         written = io.StringIO()
-        Console(width=width, file=written).print(Panel("run", values, goal))
+        Console(width=width, file=written).print(LivePanel("run", values, goal))
         rows = [line.split() for line in written.getvalue().splitlines() if line]
         first = next(row for row in rows if row[0] == "policy_0")
         second = next(row for row in rows if row[0] == "policy_1")
@@ -81,9 +81,9 @@ def test_the_panel_shows_the_rating_of_a_policy_that_plays_its_snapshots() -> No
     goal.observe(values)
     written = io.StringIO()
     rates = {"self_play_win_rate_mean": 0.71, "self_play_win_rate_min": 0.48}
-    Console(width=100, file=written).print(Panel("run", {**values, **rates}, goal))
+    Console(width=100, file=written).print(LivePanel("run", {**values, **rates}, goal))
     assert "Elo 1,432 ± 52, wins 71% against 12 snapshots (the hardest 48%)" in written.getvalue()
-    Console(width=60, file=written).print(Panel("run", values, goal))
+    Console(width=60, file=written).print(LivePanel("run", values, goal))
     assert "Elo 1,432 ± 52, wins - against" in written.getvalue()
 
 

@@ -15,7 +15,7 @@ from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.run.reports.env_restarts import EnvironmentFails, EnvRestarts
 from sampleforge.run.screen.display import LineDisplay
-from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
 from tests.support.envs import FlakyEnv
@@ -187,7 +187,7 @@ def test_the_number_of_env_restarts_is_on_the_screen() -> None:
     console = Console(file=written, width=100)
     goal = Goal(None, None)
     goal.observe(values)
-    console.print(Panel("a run", values, goal))
+    console.print(LivePanel("a run", values, goal))
     assert "env restarts 5: 5.0% of the episodes were lost" in written.getvalue()
     display = LineDisplay(console, console, goal)
     written.truncate(0)

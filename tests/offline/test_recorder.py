@@ -17,7 +17,7 @@ import pytest
 
 from sampleforge.cli import main
 from sampleforge.offline import writer
-from sampleforge.offline.dataset import Episode, open_dataset
+from sampleforge.offline.dataset import StoredEpisode, open_dataset
 from sampleforge.offline.whole_episodes import whole_episodes
 from sampleforge.offline.writer import DatasetFormat, DatasetWriter
 from sampleforge.workers import recorder
@@ -88,7 +88,7 @@ def test_a_long_episode_in_parts_is_the_same_episode(
     folder, kwargs = tmp_path / "data", {"name": "stacked"}
     record(config(folder, env=SEEN, env_kwargs=kwargs, serial=True, decorrelate=False), 300)
     dataset = open_dataset(folder)
-    joined: dict[tuple[int, int], list[Episode]] = defaultdict(list)
+    joined: dict[tuple[int, int], list[StoredEpisode]] = defaultdict(list)
     about = [each.about for each in stored(folder)]
     for episode, attributes in zip(dataset.episodes(), about, strict=True):
         joined[int(attributes["stream"][-1]), int(attributes["number"])].append(episode)

@@ -15,7 +15,7 @@ from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.offline import minari_format as fields
-from sampleforge.offline.dataset import Episode
+from sampleforge.offline.dataset import StoredEpisode
 from sampleforge.offline.stored_steps import Mixture, RewardRule, StoredSteps
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec, action_specs
 from tests.support.pairings import seeded_model
@@ -34,7 +34,7 @@ def recorded(
     truncated: tuple[int, ...] = (),
     unfinished: tuple[int, ...] = (),
     seed: int = 0,
-) -> list[Episode]:
+) -> list[StoredEpisode]:
     """Episodes whose observation is (episode, step, noise) and whose rewards are random."""
     rng = np.random.default_rng(seed)
     return [
@@ -50,11 +50,11 @@ def _episode(
     truncated: bool,
     unfinished: bool,
     rng: np.random.Generator,
-) -> Episode:
+) -> StoredEpisode:
     steps = np.arange(length + 1)
     obs = np.stack((np.full(length + 1, number), steps, rng.normal(size=length + 1)), 1)
     last = steps[1:] == length
-    return Episode(
+    return StoredEpisode(
         observations={"obs": obs.astype(np.float32)},
         actions={name: _drawn(spec, length, rng) for name, spec in actions.items()},
         rewards=rng.normal(1.0, 1.0, length).astype(np.float32),
@@ -72,7 +72,7 @@ def _drawn(spec: ActionSpec, length: int, rng: np.random.Generator) -> np.ndarra
 
 
 def mixture(
-    *parts: list[Episode],
+    *parts: list[StoredEpisode],
     rows: int,
     length: int = 1,
     weights: tuple[float, ...] = (),
@@ -91,7 +91,7 @@ def actor_critic(actions: Mapping[str, ActionSpec] = DISCRETE, **config: Any) ->
 
 
 def write_dataset(
-    folder: Path, spec: EnvSpec, episodes: list[Episode], **metadata_too: Any
+    folder: Path, spec: EnvSpec, episodes: list[StoredEpisode], **metadata_too: Any
 ) -> Path:
     """Write episodes of plain (not nested) spaces as a dataset of SampleForge in Minari's format;
     return the folder. ``metadata_too``: more of the metadata."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sampleforge.offline.dataset import Episode
+from sampleforge.offline.dataset import StoredEpisode
 from sampleforge.topologies.config import AppoConfig
 from tests.support.envs import code_reward
 
@@ -20,7 +20,7 @@ def config(folder: Path, **more: Any) -> AppoConfig:
     return AppoConfig(**{**small, **more})
 
 
-def check_code(episode: Episode) -> None:
+def check_code(episode: StoredEpisode) -> None:
     """All steps are consecutive ones of one episode of CodeEnv, from its reset on."""
     env, number, step, action = episode.observations["obs"].T
     assert (env == env[0]).all() and (number == number[0]).all()

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageTime:
     """The time of one stage: ``us``, microseconds per collected env step, summed over the processes
     of ``role``, and ``share``, the fraction (0 to 1) of the time of these processes.
 
@@ -81,7 +81,7 @@ def roles_of(wired: graph.Graph) -> Roles:
     )
 
 
-def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Stage]:
+def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[StageTime]:
     """Return the stage table of a window of ``seconds``. ``counted``: what every worker has counted
     in it, name of `sampleforge.topologies.graph.COUNTERS` -> [workers]."""
     steps = max(1.0, float(counted["env_steps"].sum()))
@@ -121,7 +121,7 @@ def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Sta
         ("learner idle", "learner", spent("wait_s", "learner")),
     ]
     return [
-        Stage(name, role, s / steps * 1e6, s / (len(rows[role]) * seconds), meaning[name])
+        StageTime(name, role, s / steps * 1e6, s / (len(rows[role]) * seconds), meaning[name])
         for name, role, s in seconds_of
         if rows[role]
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from sampleforge.run.reports.stages import Stage
+from sampleforge.run.reports.stages import StageTime
 from sampleforge.runtime.machine import has_bf16
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
@@ -158,7 +158,7 @@ PART_OF = {
 
 
 def verdict(
-    stages: Sequence[Stage],
+    stages: Sequence[StageTime],
     free: float,
     idle_cores: float,
     context: BenchmarkContext,

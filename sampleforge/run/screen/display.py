@@ -11,7 +11,7 @@ from rich.text import Text
 from sampleforge.run.reports.evaluated import evaluations
 from sampleforge.run.reports.policy_values import with_overall
 from sampleforge.run.reports.worker_states import RunState
-from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import (
     Goal,
     Values,
@@ -173,9 +173,9 @@ class LiveDisplay(QuietDisplay):
         self._show(values, state)
 
     def _show(self, values: Values, state: RunState | None) -> None:
-        self._draw(Panel(self._title, values, self._goal, state))
+        self._draw(LivePanel(self._title, values, self._goal, state))
 
-    def _draw(self, panel: Panel) -> None:
+    def _draw(self, panel: LivePanel) -> None:
         if not self._live.is_started:
             self._live.start()
             self._console.show_cursor(True)

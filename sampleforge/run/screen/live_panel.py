@@ -41,7 +41,7 @@ Figure = tuple[str, str]
 """A name and its value as text."""
 
 
-class Panel:
+class LivePanel:
     """The panel of one report: title, progress, figures of the system and of learning, a table of
     the policies if there are several, what limits the run, faults, and the states of the workers.
     No line is wider than the terminal, down to 60 columns. Tables take the lines that are left:

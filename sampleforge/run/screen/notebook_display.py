@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sampleforge.run.screen.display import STYLES, LiveDisplay
-from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 
 WIDTH = 88
@@ -48,7 +48,7 @@ class NotebookDisplay(LiveDisplay):
         self._shown: Any = None
         self._cell: int | None = None
 
-    def _draw(self, panel: Panel) -> None:
+    def _draw(self, panel: LivePanel) -> None:
         data = as_html_and_text(panel)
         cell = self._ipython.get_ipython().execution_count
         if self._shown is None or cell != self._cell:
@@ -64,7 +64,7 @@ class NotebookDisplay(LiveDisplay):
         """Leave the panels as they are."""
 
 
-def as_html_and_text(panel: Panel) -> dict[str, str]:
+def as_html_and_text(panel: LivePanel) -> dict[str, str]:
     """Return a panel as HTML and as plain text, by MIME type."""
     console = Console(
         file=io.StringIO(),

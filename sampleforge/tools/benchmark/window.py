@@ -23,8 +23,12 @@ ANSWER_TIMEOUT = 60.0
 SHORT_TICK = 0.01
 """Seconds between two checks for the end of a batch, at which a measurement begins or ends."""
 LEARNERS_METRICS = (
-    *("policy_lag_mean", "policy_lag_max", "policy_lag_batches_mean", "policy_lag_batches_max"),
-    *("valid_steps", "stale_steps"),
+    "policy_lag_mean",
+    "policy_lag_max",
+    "policy_lag_batches_mean",
+    "policy_lag_batches_max",
+    "valid_steps",
+    "stale_steps",
 )
 """The learners' metrics that a measurement reads."""
 BATCH_LIMIT = 120.0

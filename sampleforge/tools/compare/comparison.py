@@ -12,10 +12,10 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.tools.compare.normalisation import Scale
-from sampleforge.tools.compare.scores import Rule, ScoredSetting, scored_settings
+from sampleforge.tools.compare.scores import ScoredSetting, ScoreRule, scored_settings
 from sampleforge.tools.compare.statistics import (
-    Estimate,
     Floats,
+    Statistic,
     bootstrap,
     estimated,
     interval,
@@ -39,7 +39,7 @@ METRICS: dict[str, Callable[[Floats], Floats]] = {
     "optimality_gap": optimality_gap,
 }
 TITLES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
-LAST = Rule()
+LAST = ScoreRule()
 NEEDS_SCALE = "optimality_gap"
 """The metric that only normalised scores have."""
 
@@ -64,8 +64,8 @@ class ComparedSetting:
 
     scored: ScoredSetting
     scores: Floats
-    aggregates: Mapping[str, Estimate]
-    returns: Mapping[str, Estimate]
+    aggregates: Mapping[str, Statistic]
+    returns: Mapping[str, Statistic]
     profile: Band
     curve: Band
 
@@ -83,8 +83,8 @@ class Comparison:
     envs: Sequence[str]
     scales: Mapping[str, Scale]
     settings: Sequence[ComparedSetting]
-    improvements: Mapping[tuple[str, str], Estimate]
-    rule: Rule
+    improvements: Mapping[tuple[str, str], Statistic]
+    rule: ScoreRule
     notes: Sequence[str]
 
     @property
@@ -153,7 +153,7 @@ def _numbers(values: Floats | None) -> list[float] | None:
 def compare(
     runs: Sequence[Curves],
     scales: Mapping[str, Scale],
-    rule: Rule = LAST,
+    rule: ScoreRule = LAST,
     resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compare the settings of ``runs``. ``scales``: those of all environments; they may only be
@@ -201,7 +201,7 @@ def _normalised(setting: ScoredSetting, envs: Sequence[str], scales: Mapping[str
     return np.stack([scales[env](setting.returns[:, i]) for i, env in enumerate(envs)], axis=1)
 
 
-def _aggregates(scores: Floats, resamples: int, *, normalised: bool) -> dict[str, Estimate]:
+def _aggregates(scores: Floats, resamples: int, *, normalised: bool) -> dict[str, Statistic]:
     return {
         name: estimated(metric, scores, resamples=resamples)
         for name, metric in METRICS.items()
@@ -256,7 +256,7 @@ def _band(x: Floats, statistic: Callable[[Floats], Floats], scores: Floats) -> B
     )
 
 
-def _notes(settings: Sequence[ComparedSetting], envs: Sequence[str], rule: Rule) -> list[str]:
+def _notes(settings: Sequence[ComparedSetting], envs: Sequence[str], rule: ScoreRule) -> list[str]:
     notes = []
     single = [setting.label for setting in settings if setting.scored.seeds == 1]
     if single:

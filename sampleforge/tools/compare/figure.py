@@ -17,7 +17,7 @@ from sampleforge.tools.compare.comparison import (
     ComparedSetting,
     Comparison,
 )
-from sampleforge.tools.compare.statistics import Estimate
+from sampleforge.tools.compare.statistics import Statistic
 from sampleforge.tools.plots.figures import GREY, TINY, WIDTH, plain_axes, save_figure
 
 ROW = 0.24
@@ -77,7 +77,7 @@ def _draw_aggregates(figure: Any, comparison: Comparison) -> None:
     figure.supxlabel(comparison.unit, fontsize="medium")
 
 
-def _draw_estimate(axis: Any, place: float, estimate: Estimate, color: str) -> None:
+def _draw_estimate(axis: Any, place: float, estimate: Statistic, color: str) -> None:
     """Draw the interval as a bar with the value as a line, or the value alone as a point."""
     if estimate.low is None or estimate.high is None:
         axis.plot([estimate.value], [place], "o", color=color, markersize=4.0)

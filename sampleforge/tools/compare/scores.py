@@ -21,14 +21,18 @@ from sampleforge.tools.plots.curves import (
 
 OF_ENVIRONMENT = frozenset(
     {
-        *("env", "env_kwargs", "max_episode_steps"),
-        *("train_for_env_steps", "train_for_seconds", "stop"),
+        "env",
+        "env_kwargs",
+        "max_episode_steps",
+        "train_for_env_steps",
+        "train_for_seconds",
+        "stop",
     }
 )
 """Fields in which runs of one setting may differ from environment to environment."""
 
 
-class Rule(NamedTuple):
+class ScoreRule(NamedTuple):
     """What is compared. ``pick``: the evaluation that is a run's score, the last or the best, up to
     ``at`` env steps (None: of all); ``by``: the names (algo, policy, fields of the config) that
     alone tell settings apart; empty: all of them."""
@@ -81,7 +85,7 @@ def evaluations(run: Curves) -> tuple[Floats, Floats]:
     return x, y
 
 
-def score(run: Curves, rule: Rule) -> Score:
+def score(run: Curves, rule: ScoreRule) -> Score:
     """Return the score of a run. Raises ConfigError if it has no evaluation, or was not trained for
     ``rule.at`` env steps."""
     steps, returns = evaluations(run)
@@ -103,7 +107,9 @@ def score(run: Curves, rule: Rule) -> Score:
     return Score(float(returns[index]), int(steps[index]))
 
 
-def scored_settings(runs: Sequence[Curves], rule: Rule) -> tuple[list[str], list[ScoredSetting]]:
+def scored_settings(
+    runs: Sequence[Curves], rule: ScoreRule
+) -> tuple[list[str], list[ScoredSetting]]:
     """Return the environments in the order of their first runs, and the settings with their scores.
 
     In one environment, the runs of a setting agree in everything but their seeds, as those that

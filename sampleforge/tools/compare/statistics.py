@@ -22,7 +22,7 @@ LARGEST = 4_000_000
 """Numbers that a part of the resamples may take at a time."""
 
 
-class Estimate(NamedTuple):
+class Statistic(NamedTuple):
     """A statistic, with the ends of its interval; they are None where there is only one run per
     task."""
 
@@ -108,11 +108,11 @@ def interval(values: Floats) -> tuple[Floats, Floats]:
     return low, high
 
 
-def estimated(statistic: Callable[..., Floats], *samples: Floats, resamples: int) -> Estimate:
+def estimated(statistic: Callable[..., Floats], *samples: Floats, resamples: int) -> Statistic:
     """Return a scalar ``statistic`` of samples, each [runs, tasks], with its interval; without one
     if any of them has a single run per task."""
     value = float(statistic(*samples))
     if min(len(scores) for scores in samples) < 2:
-        return Estimate(value)
+        return Statistic(value)
     low, high = interval(bootstrap(statistic, *samples, resamples=resamples))
-    return Estimate(value, float(low), float(high))
+    return Statistic(value, float(low), float(high))

@@ -18,7 +18,7 @@ from sampleforge.config import ConfigError
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state, read_config
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.offline.dataset import Episode, OfflineDataset, open_dataset
+from sampleforge.offline.dataset import OfflineDataset, StoredEpisode, open_dataset
 from sampleforge.offline.hdf5_episodes import check_memory
 from sampleforge.offline.whole_episodes import whole_episodes
 from sampleforge.ops.distributions import action_layout
@@ -124,8 +124,8 @@ class SortedOut(NamedTuple):
     these of which it is not known when they were cut; ``unmarked``: that of weighable ones that do
     not say how their actions were drawn."""
 
-    weighable: list[Episode]
-    others: list[Episode]
+    weighable: list[StoredEpisode]
+    others: list[StoredEpisode]
     dependent: int
     beside_cut: int
     incomplete: int
@@ -140,8 +140,8 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
         check_memory("the dataset", data.nbytes)
     except ValueError as error:
         raise ConfigError(f"{data.source}: {error}; estimate from fewer episodes") from error
-    independent: list[Episode] = []
-    dependent: list[Episode] = []
+    independent: list[StoredEpisode] = []
+    dependent: list[StoredEpisode] = []
     cut: list[tuple[int, int]] = []
     incomplete = untimed = 0
     for episode in whole_episodes(data.episodes()):
@@ -182,8 +182,8 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
 
 
 def _chosen_by_time(
-    episodes: Sequence[Episode], cut: Sequence[tuple[int, int]]
-) -> tuple[list[Episode], list[Episode]]:
+    episodes: Sequence[StoredEpisode], cut: Sequence[tuple[int, int]]
+) -> tuple[list[StoredEpisode], list[StoredEpisode]]:
     """Return the ``episodes`` that are chosen, and the others, which began while one of the
     episodes with the spans ``cut`` was going on.
 
@@ -270,12 +270,12 @@ def _joined(columns: Sequence[dict[str, npt.NDArray[Any]]]) -> dict[str, torch.T
     return {n: torch.from_numpy(np.concatenate([c[n] for c in columns])) for n in columns[0]}
 
 
-def _recorded(episode: Episode) -> npt.NDArray[np.float64]:
+def _recorded(episode: StoredEpisode) -> npt.NDArray[np.float64]:
     assert episode.log_probs is not None
     return episode.log_probs.astype(np.float64)
 
 
-def _discounts(episode: Episode, gamma: float) -> npt.NDArray[np.float64]:
+def _discounts(episode: StoredEpisode, gamma: float) -> npt.NDArray[np.float64]:
     discounts: npt.NDArray[np.float64] = gamma ** np.arange(len(episode), dtype=np.float64)
     return discounts
 

@@ -55,7 +55,7 @@ class LocalJobs:
             place = min(set(range(self.limit)) - set(self._places.values()))
             task = LocalTask(
                 work,
-                Owner.of_this_process(),
+                OwnerProcess.of_this_process(),
                 cores_of(place, self.limit, self._cores),
                 gpu_of(place, gpu_names()),
             )
@@ -96,7 +96,7 @@ class LocalJobs:
 
 
 @dataclass(frozen=True)
-class Owner:
+class OwnerProcess:
     """A process of this machine; ``created`` (seconds since 1970) tells it from a later one with
     the same ``pid``."""
 
@@ -104,7 +104,7 @@ class Owner:
     created: float
 
     @classmethod
-    def of_this_process(cls) -> Owner:
+    def of_this_process(cls) -> OwnerProcess:
         process = psutil.Process()
         return cls(process.pid, process.create_time())
 
@@ -123,7 +123,7 @@ class LocalTask:
     any), which ends with the ``launcher``."""
 
     work: Work
-    launcher: Owner
+    launcher: OwnerProcess
     cores: tuple[int, ...]
     gpu: str | None
 
@@ -140,7 +140,7 @@ class LocalTask:
         self.work()
 
 
-def end_with(launcher: Owner) -> None:
+def end_with(launcher: OwnerProcess) -> None:
     """Have this process end in order when the launcher, or submitit's process between the two, has
     ended in any way; and at once where that takes too long."""
     parent = os.getppid()

@@ -46,7 +46,8 @@ class SlurmJobs:
         self._launch = new_launch(folder)
         try:
             self._executor = submitit.SlurmExecutor(self._launch)
-            self._executor.update_parameters(**{"time": 60 * 24, **options, "job_name": self._name})
+            given = {"time": 60 * 24, **options, "job_name": self._name}
+            self._executor.update_parameters(**given)
         except (RuntimeError, ValueError) as error:
             remove_pickles(self._launch)
             raise ConfigError(f"--launcher slurm: {error}") from error

@@ -26,14 +26,14 @@ class Copy(NamedTuple):
     donor_objective: float
 
 
-class Score(NamedTuple):
+class MemberScore(NamedTuple):
     """The objective of a member at some env steps of its own; NaN if it is not known yet."""
 
     env_steps: int
     objective: float
 
 
-class Setting(NamedTuple):
+class MemberSetting(NamedTuple):
     """The hyperparameters of a member from some env steps of its own on. ``mutated``: the names of
     those that were changed then."""
 
@@ -55,8 +55,8 @@ class Stretch:
     origin: Copy | None = None
     parent: Stretch | None = None
     end: int = 0
-    scores: list[Score] = field(default_factory=list)
-    settings: list[Setting] = field(default_factory=list)
+    scores: list[MemberScore] = field(default_factory=list)
+    settings: list[MemberSetting] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.end = self.begin
@@ -73,7 +73,7 @@ class Stretch:
             mutated = [*self.settings.pop().mutated, *mutated]
         elif self.settings and self.settings[-1].values == values:
             return
-        self.settings.append(Setting(env_steps, values, tuple(mutated)))
+        self.settings.append(MemberSetting(env_steps, values, tuple(mutated)))
 
     def values_at(self, env_steps: float) -> Mapping[str, float]:
         """Return the hyperparameters at ``env_steps``: those before a change that is made then."""
@@ -116,7 +116,7 @@ class History:
         stretch = self.stretches[member][-1]
         stretch.end = max(stretch.end, env_steps)
         if kind == "score":
-            stretch.scores.append(Score(env_steps, _number(event["objective"])))
+            stretch.scores.append(MemberScore(env_steps, _number(event["objective"])))
         given = event["hyperparameters"].items()
         values = {name: float(value) for name, value in given if value is not None}
         stretch.set(env_steps, values, tuple(event.get("changed", ())))

@@ -93,7 +93,8 @@ class LineagePlot:
             )
         xs, ys = self._ancestral_returns()
         axis.plot(
-            *(xs, ys),
+            xs,
+            ys,
             color=INK,
             linewidth=1.8,
             zorder=5,

@@ -63,7 +63,7 @@ def _figure(make_figure: Any, sweep: SweepPicture) -> Any:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Axis:
     """The vertical axis of one setting: ``position`` of each value, 0 to 1, and its ``ticks``
     (position, label)."""
 
@@ -71,7 +71,7 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
 
-def scale_of(values: Sequence[Any], *, log: bool) -> Scale:
+def axis_of(values: Sequence[Any], *, log: bool) -> Axis:
     """Return the axis of a setting with these values. Texts and truth values are spaced evenly in
     their order."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
@@ -80,17 +80,17 @@ def scale_of(values: Sequence[Any], *, log: bool) -> Scale:
         last = max(1, len(distinct) - 1)
         spaced = [0.5] if len(distinct) == 1 else [i / last for i in range(len(distinct))]
         position = dict(zip(distinct, spaced, strict=True))
-        return Scale(position, [(at, _label(value)) for value, at in position.items()])
+        return Axis(position, [(at, _label(value)) for value, at in position.items()])
     change = math.log if log and distinct[0] > 0 else float
     low, high = change(distinct[0]), change(distinct[-1])
     position = {value: (change(value) - low) / (high - low) for value in distinct}
     if all(isinstance(value, int) for value in distinct):
         last = len(distinct) - 1
         shown = {distinct[round(last * part / 4)] for part in range(5)}
-        return Scale(position, [(position[value], str(value)) for value in sorted(shown)])
+        return Axis(position, [(position[value], str(value)) for value in sorted(shown)])
     back = math.exp if change is math.log else float
     marks = [(at, _label(back(low + at * (high - low)))) for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    return Scale(position, marks)
+    return Axis(position, marks)
 
 
 def _label(value: Any) -> str:
@@ -105,7 +105,7 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
 
     names = list(sweep.importance) or sorted({n for trial in sweep.trials for n in trial.params})
     scales = {
-        name: scale_of([t.params[name] for t in sweep.trials], log=name in sweep.log)
+        name: axis_of([t.params[name] for t in sweep.trials], log=name in sweep.log)
         for name in names
     }
     values = [trial.value for trial in sweep.trials]

@@ -268,7 +268,8 @@ class Population:
         summary = {
             "best": None if best is None else best.member,
             "return_mean": None if best is None else best.objective,
-            **{"copies": events.count("exploit"), "mutations": events.count("explore")},
+            "copies": events.count("exploit"),
+            "mutations": events.count("explore"),
             "run_dir": None if best is None else f"members/{best.member}",
             "hyperparameters": None if best is None else dict(best.hyperparameters),
             "schedule": self._write_schedule(best, lineage_so_far),

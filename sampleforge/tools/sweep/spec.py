@@ -37,10 +37,8 @@ class SearchRange(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.choices is not None:
-            if not self.choices or (self.low, self.high, self.step, self.log) != (
-                *(None, None, None),
-                False,
-            ):
+            numbers = (self.low, self.high, self.step)
+            if not self.choices or self.log or any(number is not None for number in numbers):
                 raise ConfigError("choices stand alone, and there must be one at least")
             return
         if self.low is None or self.high is None or not self.low <= self.high:

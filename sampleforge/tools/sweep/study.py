@@ -70,8 +70,11 @@ def open_study(folder: Path, **new: Any) -> optuna.Study:
 def results(study: optuna.Study) -> list[TrialResult]:
     """Return the trials of a study, in order."""
     states: dict[str, State] = {
-        **{"WAITING": "waiting", "RUNNING": "running", "COMPLETE": "complete"},
-        **{"PRUNED": "pruned", "FAIL": "failed"},
+        "WAITING": "waiting",
+        "RUNNING": "running",
+        "COMPLETE": "complete",
+        "PRUNED": "pruned",
+        "FAIL": "failed",
     }
     return [
         TrialResult(

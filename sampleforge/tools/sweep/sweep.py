@@ -292,11 +292,15 @@ class Sweep:
         if best is not None:
             params = {n: self._spec.decoded(n, v) for n, v in best.params.items()}
             found = {
-                **{"trial": best.number, "value": best.value, "params": params},
+                "trial": best.number,
+                "value": best.value,
+                "params": params,
                 "run_dir": f"{_TRIALS}/{best.number:04d}",
             }
         summary = {
-            **{"best": found, "metric": self._spec.method.metric, "trials": len(every)},
+            "best": found,
+            "metric": self._spec.method.metric,
+            "trials": len(every),
             **{state: states.count(state) for state in ("complete", "pruned", "failed")},
         }
         write_json(self._folder / _RESULTS, summary)

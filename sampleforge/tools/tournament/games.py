@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from sampleforge.env.games import Game as FinishedGame
-from sampleforge.env.games import Games
+from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.populations.ratings import score_of
 
@@ -44,7 +43,7 @@ class Game(NamedTuple):
     second: int
 
 
-class Played(NamedTuple):
+class PlayedGame(NamedTuple):
     """A game and its result: ``score`` is 1 if ``first`` has won, 0 if ``second`` has, 0.5 for a
     draw."""
 
@@ -103,7 +102,7 @@ class GamePlayer:
         """The player at each seat of each row."""
         self._finished = Games(self._seats)
         self._open = 0
-        self.played: list[Played] = []
+        self.played: list[PlayedGame] = []
         for row in range(rows):
             self._next_game(row)
         for seat, out in zip(self._seats, self._out, strict=True):
@@ -164,6 +163,6 @@ class GamePlayer:
                 finished.parts[seat].ret if seat in finished.parts else 0.0
                 for seat in range(len(self._seats))
             ]
-            self.played.append(Played(game, score(returns[0::2], returns[1::2])))
+            self.played.append(PlayedGame(game, score(returns[0::2], returns[1::2])))
             self._open -= 1
         self._next_game(finished.row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
+from sampleforge.evaluation import NO_TRUST, Display
 from sampleforge.loaded_policy import load_model, read_config
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
@@ -27,19 +28,12 @@ from sampleforge.run.screen.progress import short
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.tools.plots.win_rates import WinRates
-from sampleforge.tools.tournament.games import GamePlayer, Played, round_robin
+from sampleforge.tools.tournament.games import GamePlayer, PlayedGame, round_robin
 from sampleforge.topologies.config import AnyConfig
 
 Model = ActorCritic | QNetwork
 MAX_ROWS = 64
 """Games that are played at the same time."""
-NO_TRUST = Trust()
-
-
-class Display(Protocol):
-    """Shows the progress of a tournament."""
-
-    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
 
 
 class Standings:
@@ -53,7 +47,7 @@ class Standings:
         for player in players:
             self._online.add_player(player)
 
-    def add(self, played: Played) -> None:
+    def add(self, played: PlayedGame) -> None:
         """Take the result of one game."""
         players, game = self.results.players, played.game
         first, second = players[game.first], players[game.second]

@@ -16,7 +16,12 @@ Flags = dict[str, Any]
 GAIN = 1.03
 """Factor by which a trial must be faster than the best one to replace it; less is noise."""
 ORDER = (
-    *("num_workers", "num_ranks", "num_envs_per_worker", "num_splits", "inference", "precision"),
+    "num_workers",
+    "num_ranks",
+    "num_envs_per_worker",
+    "num_splits",
+    "inference",
+    "precision",
     "batch_size",
 )
 """The flags to tune, in order. The batch size is last, because its unit depends on the others."""

@@ -16,7 +16,7 @@ from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, PolicyStart, ResumePoint
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
-from sampleforge.topologies.evaluator import Evaluation, add_evaluators, num_evaluators
+from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators, num_evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.ranks.wire import (
     RankContext,
@@ -108,7 +108,7 @@ def wire_world(
     node, exchange, weights = add_rank(context, join, world.local_rank)
     if world.attempt and leads:
         graph.counters.row(0)["restarts"] += 1
-    evaluation = Evaluation()
+    evaluation = AddedEvaluators()
     if leads:  # in the row below those of the ranks on other machines
         evaluation = add_evaluators(graph, config, weights, new_model, start, "rank 0", world.size)
     group = PolicyGroup(

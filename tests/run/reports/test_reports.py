@@ -15,7 +15,7 @@ from sampleforge.run.reports.reporter import Reporter
 from sampleforge.run.reports.tags import tag
 from sampleforge.run.reports.verdict import Verdict
 from sampleforge.run.reports.worker_states import RunState
-from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal, duration, short
 from tests.support.full_disk import full_disk
 from tests.support.reports import SCALARS, events, report_steps, reporter
@@ -246,5 +246,5 @@ def test_the_panel_says_which_workers_were_restarted() -> None:
     roles = {"restarts_actor": 2.0, "restarts_learner": 0.0, "restarts_evaluator": 1.0}
     goal, written = Goal(None, None), io.StringIO()
     goal.observe(values)
-    Console(width=100, file=written).print(Panel("run", {**values, **roles}, goal))
+    Console(width=100, file=written).print(LivePanel("run", {**values, **roles}, goal))
     assert "actor 2, evaluator 1" in written.getvalue()

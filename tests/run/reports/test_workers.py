@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from sampleforge.api import train
-from sampleforge.run.reports.stages import Roles, Stage
+from sampleforge.run.reports.stages import Roles, StageTime
 from sampleforge.run.reports.verdict import BenchmarkContext, Verdict, verdict
 from sampleforge.run.reports.worker_states import RunState, WorkerState
 from sampleforge.run.reports.workers import RunWatch
-from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build, resolved, spec_of
@@ -103,7 +103,7 @@ def test_busy_replay_workers_limit_a_run_that_waits_for_them() -> None:
     shares = {"env step": 0.2, "gather": 0.0, "forward": 0.2, "hand-over": 0.5, "bookkeeping": 0.1}
     shares |= {"insert": 0.3, "draw": 0.6, "replay idle": 0.1}
     shares |= {"batch": 0.1, "learn": 0.3, "publish": 0.0, "learner idle": 0.6}
-    table = [Stage(name, "actor", share, share, "") for name, share in shares.items()]
+    table = [StageTime(name, "actor", share, share, "") for name, share in shares.items()]
     found = verdict(table, 0.5, 2.0, context)
     assert (found.bottleneck, found.part) == ("draw", "replay") and "90%" in found.reason
     idle = [s for s in table if s.name not in ("insert", "draw")]
@@ -116,7 +116,7 @@ def shown(values: dict[str, float], state: RunState, width: int, height: int) ->
     goal, written = Goal(10**6, None), io.StringIO()
     goal.observe(values)
     console = Console(width=width, height=height, file=written, force_terminal=True)
-    console.print(Panel("runs/a", values, goal, state))
+    console.print(LivePanel("runs/a", values, goal, state))
     return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in written.getvalue().splitlines()]
 
 

@@ -17,7 +17,7 @@ from sampleforge.tools.jobs.training_job import (
     is_asked_to_stop,
     write_outcome,
 )
-from sampleforge.tools.plots.sweep import draw_sweep, scale_of
+from sampleforge.tools.plots.sweep import axis_of, draw_sweep
 from sampleforge.tools.sweep.spec import read_spec
 from sampleforge.tools.sweep.sweep import Sweep, SweepFailed, picture
 from tests.support.jobs import JobsAtOnce
@@ -237,12 +237,12 @@ def test_the_picture_shows_every_trial(tmp_path: Path) -> None:
 
 
 def test_axes_have_texts_in_order_and_numbers_in_proportion() -> None:
-    assert scale_of(["b", "a", "c"], log=False).position == {"a": 0.0, "b": 0.5, "c": 1.0}
-    assert scale_of([1.0, 2.0, 5.0], log=False).position == {1.0: 0.0, 2.0: 0.25, 5.0: 1.0}
-    log = scale_of([1e-4, 1e-3, 1e-2], log=True).position
+    assert axis_of(["b", "a", "c"], log=False).position == {"a": 0.0, "b": 0.5, "c": 1.0}
+    assert axis_of([1.0, 2.0, 5.0], log=False).position == {1.0: 0.0, 2.0: 0.25, 5.0: 1.0}
+    log = axis_of([1e-4, 1e-3, 1e-2], log=True).position
     assert log[1e-3] == pytest.approx(0.5)
-    assert scale_of([3], log=False).position == {3: 0.5}
-    assert scale_of([True, None], log=False).position.keys() == {True, None}
+    assert axis_of([3], log=False).position == {3: 0.5}
+    assert axis_of([True, None], log=False).position.keys() == {True, None}
 
 
 @pytest.mark.multiprocess(timeout=240)
