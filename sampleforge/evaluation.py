@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sampleforge.algos.policy import ExploringPolicy, FrozenPolicy
+from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error
@@ -107,10 +107,11 @@ def evaluate(
     config = read_config(folder, trust)
     seed = evaluation_seed(config.seed or 0) if seed is None else seed
     env, limit = _with_limit(config, max_episode_steps)
-    explores = observers.recorder is not None and stochastic
     with ExitStack() as resources:
         resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
-        contestant = _contestant(folder, config, which, policy, exported, explores=explores)
+        contestant = _contestant(
+            folder, config, which, policy, exported, recorded=observers.recorder is not None
+        )
         observers.alive()
         resources.enter_context(told_of_rows(observers.alive))
         envs = _rows(env, episodes or EPISODES, seed, contestant, observers)
@@ -174,10 +175,10 @@ def _contestant(
     policy: str | None,
     exported: OnnxPolicy | None,
     *,
-    explores: bool,
+    recorded: bool,
 ) -> _Contestant:
-    """Return the exported policy, or without one the policy of a checkpoint. ``explores``: the
-    log-probabilities of the checkpoint's actions are recorded."""
+    """Return the exported policy, or without one the policy of a checkpoint. ``recorded``: what it
+    does is recorded."""
     if exported is not None:
         return _of_export(exported, config)
     model, spec, state = load_model(folder, config, which, policy)
@@ -185,8 +186,7 @@ def _contestant(
     def meet(envs: EnvVector, group: int) -> None:
         _check_same_env(folder, spec, envs.spec.agent_groups[group])
 
-    player = ExploringPolicy(model) if explores else FrozenPolicy(model)
-    return _Contestant(player, policy, state, meet)
+    return _Contestant(FrozenPolicy(model, recorded=recorded), policy, state, meet)
 
 
 def _of_export(exported: OnnxPolicy, config: AnyConfig) -> _Contestant:

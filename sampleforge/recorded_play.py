@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.policy import ExploringPolicy
+from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.offline.assembler import EpisodeAssembler, RecordedEpisode
@@ -54,7 +54,7 @@ class PlayRecorder:
         self._writer = DatasetWriter(self._folder, form)
         self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
         self._player = player
-        self._policy = policy if isinstance(policy, ExploringPolicy) else None
+        self._policy = policy if isinstance(policy, FrozenPolicy) else None
         self._version = int(state.get("version", 0))
         self._spec = spec
         self._step = 0
@@ -68,9 +68,7 @@ class PlayRecorder:
         self._columns = {f"action/{name}": column[None] for name, column in actions.items()}
         self._columns["version"] = np.full((1, len(out.first)), self._version, np.int64)
         if self._policy is not None:
-            self._columns["log_prob"] = self._policy.log_prob[None]
-            self._columns["parameters"] = self._policy.parameters[None]
-            self._columns["independent"] = np.ones((1, len(out.first)), np.bool_)
+            self._columns |= {name: column[None] for name, column in self._policy.columns.items()}
 
     def stepped(self, out: StepOut) -> None:
         after = {

@@ -1,4 +1,4 @@
-"""Policies with fixed weights."""
+"""The policy with fixed weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.q_network import EVALUATION_EPSILON, GreedyActions, QNetwork
-from sampleforge.spec import ACTION
+from sampleforge.models.q_network import QNetwork
 
 Array = npt.NDArray[Any]
 
 
 class FrozenPolicy:
-    """Acts with the weights that its ``model`` has: in evaluation, and for a loaded policy."""
+    """Acts with the weights that its ``model`` has: in evaluation, and for a loaded policy.
 
-    def __init__(self, model: ActorCritic | QNetwork) -> None:
+    ``columns`` are what a dataset needs of the last step, if it is ``recorded`` and has sampled:
+    "log_prob" float32 [B] of the actions, the "parameters" [B, P] of their distribution (of a
+    Q-network the log-probabilities of all actions), and "independent", bool [B], all True."""
+
+    def __init__(self, model: ActorCritic | QNetwork, *, recorded: bool = False) -> None:
         self.model = model.eval()
+        self.columns: dict[str, Array] = {}
+        self._recorded = recorded
 
     def initial_state(self, rows: int) -> torch.Tensor:
         """Return the recurrent state [rows, S] to begin with."""
@@ -43,38 +48,11 @@ class FrozenPolicy:
         output = self.model.step(leaves, state, torch.from_numpy(is_first))
         distribution = self.model.distribution(output.parameters, leaves)
         chosen = distribution.sample(generator) if stochastic else distribution.mode()
+        if self._recorded:
+            self.columns = {}
+            if stochastic:
+                log_prob = distribution.log_prob(chosen)
+                self.columns["log_prob"] = log_prob.numpy()
+                self.columns["parameters"] = distribution.parameters.numpy()
+                self.columns["independent"] = torch.ones_like(log_prob, dtype=torch.bool).numpy()
         return {name: leaf.numpy() for name, leaf in chosen.items()}, output.state
-
-
-class ExploringPolicy(FrozenPolicy):
-    """Acts as a `FrozenPolicy`, and keeps what a dataset needs of the last step that sampled:
-    ``log_prob`` float32 [B] of the actions, and the ``parameters`` [B, P] of their distribution, of
-    a Q-network the log-probabilities of all actions."""
-
-    log_prob: Array
-    parameters: Array
-
-    @torch.inference_mode()
-    def act(
-        self,
-        obs: Mapping[str, Array],
-        state: torch.Tensor,
-        is_first: Array,
-        *,
-        stochastic: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> tuple[dict[str, Array], torch.Tensor]:
-        leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
-        parameters, _, state = self.model.step(leaves, state, torch.from_numpy(is_first))
-        distribution = self.model.distribution(parameters, leaves)
-        if not stochastic:
-            return {name: leaf.numpy() for name, leaf in distribution.mode().items()}, state
-        chosen = distribution.sample(generator)
-        if isinstance(distribution, GreedyActions):
-            epsilons = torch.full(parameters.shape[:-1], EVALUATION_EPSILON)
-            parameters = distribution.log_probs(epsilons)
-            log_prob = parameters.gather(-1, chosen[ACTION].unsqueeze(-1)).squeeze(-1)
-        else:
-            log_prob = distribution.log_prob(chosen)
-        self.log_prob, self.parameters = log_prob.numpy(), parameters.float().numpy()
-        return {name: leaf.numpy() for name, leaf in chosen.items()}, state

@@ -216,8 +216,16 @@ class GreedyActions:
 
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return epsilon-greedy actions with `EVALUATION_EPSILON`."""
-        epsilons = torch.full(self.q.shape[:-1], EVALUATION_EPSILON, device=self.q.device)
-        return {ACTION: self.explore(epsilons, generator)}
+        return {ACTION: self.explore(self._evaluation_epsilons, generator)}
+
+    @property
+    def parameters(self) -> Tensor:
+        """The log-probability of each action, float32 [..., A], when `sample` draws it."""
+        return self.log_probs(self._evaluation_epsilons)
+
+    def log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
+        """Return the log-probability [...] of actions that `sample` has drawn."""
+        return self.parameters.gather(-1, actions[ACTION].unsqueeze(-1)).squeeze(-1)
 
     def explore(self, epsilons: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return actions int64 [...]: a uniformly random allowed one with probability ``epsilons``
@@ -235,6 +243,10 @@ class GreedyActions:
         probability = exploring * allowed / allowed.sum(-1, keepdim=True)
         best = self.best.actions.unsqueeze(-1)
         return probability.scatter_add(-1, best, 1.0 - exploring).log()
+
+    @property
+    def _evaluation_epsilons(self) -> Tensor:
+        return torch.full(self.q.shape[:-1], EVALUATION_EPSILON, device=self.q.device)
 
     def _any(self, generator: torch.Generator | None) -> Tensor:
         shape, device = self.q.shape, self.q.device

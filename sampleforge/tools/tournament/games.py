@@ -4,8 +4,8 @@ the results."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,26 +13,11 @@ import torch
 from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.populations.ratings import score_of
+from sampleforge.workers.episode_player import EpisodePolicy
 
 Array = np.ndarray[Any, Any]
 LIMIT = 27_000
 """Env steps after which a game is cut if the environment has no limit, as in `sampleforge eval`."""
-
-
-class ActingPolicy(Protocol):
-    """What plays: a `FrozenPolicy`."""
-
-    def initial_state(self, rows: int) -> torch.Tensor: ...
-
-    def act(
-        self,
-        obs: Mapping[str, Array],
-        state: torch.Tensor,
-        is_first: Array,
-        *,
-        stochastic: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> tuple[dict[str, Array], torch.Tensor]: ...
 
 
 class Game(NamedTuple):
@@ -80,7 +65,7 @@ class GamePlayer:
     def __init__(
         self,
         envs: EnvVector,
-        policies: Sequence[ActingPolicy],
+        policies: Sequence[EpisodePolicy],
         games: Iterator[Game],
         *,
         stochastic: bool,
