@@ -22,6 +22,7 @@ from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_sta
 from sampleforge.env.starting import tell_of_row
 from sampleforge.env.step_values import check_info, flag_of, reward_of
 from sampleforge.env.tasks import RowTasks, task_setter
+from sampleforge.env.turns import Turns
 from sampleforge.env.vector import Array
 from sampleforge.spec import ACTION_MASK, EnvSpaces
 
@@ -34,9 +35,9 @@ def is_multi_agent(env: Any) -> bool:
     return hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))
 
 
-def as_parallel(env: Any, env_id: str) -> Any:
-    """Return ``env`` with the interface of a ``ParallelEnv``. An ``AECEnv``, in which agents act
-    one after the other, is converted. Raises ConfigError for anything else."""
+def as_parallel(env: Any, env_id: str, row: int) -> Any:
+    """Return ``env``, that of ``row``, with the interface of a ``ParallelEnv``. An ``AECEnv``, in
+    which agents act one after the other, is converted. Raises ConfigError for anything else."""
     if not is_multi_agent(env):
         raise ConfigError(
             f"{env_id} returned a {type(env).__name__}, but must return a PettingZoo environment: "
@@ -46,9 +47,9 @@ def as_parallel(env: Any, env_id: str) -> Any:
         return env
     from pettingzoo.utils import conversions
 
-    if env.metadata.get("is_parallelizable"):
-        return conversions.aec_to_parallel(env)
-    return conversions.turn_based_aec_to_parallel(env)
+    at_once = env.metadata.get("is_parallelizable")
+    convert = conversions.aec_to_parallel if at_once else conversions.turn_based_aec_to_parallel
+    return Turns(convert(env), env_id, row)
 
 
 class ParallelRows(MultiAgentRows):
@@ -69,7 +70,7 @@ class ParallelRows(MultiAgentRows):
     ) -> None:
         """``make``: is given the number of the row. ``options``: ``limit`` of an episode's env
         steps, and fields of `EnvSpec`."""
-        self._make: Callable[[int], Any] = lambda row: as_parallel(make(row), config.env)
+        self._make: Callable[[int], Any] = lambda row: as_parallel(make(row), config.env, row)
         self._seeds = list(seeds)
         self._envs: list[Any] = []
         self._tasks = RowTasks.of_this_call(num_rows)
@@ -203,6 +204,11 @@ class ParallelRows(MultiAgentRows):
     ) -> None:
         """Write the first observations of a row, and which agents take part."""
         agents = self._listed(self._envs[row])
+        if not agents:
+            raise ConfigError(
+                f"{self.seats[0].spec.env_id}, row {row}: `agents` must name at least one agent "
+                "after reset(), but is empty, so that no agent can act; fill it in reset()"
+            )
         for seat in self.seats:
             self.present[seat.seat, row] = seat.agent in agents
             if seat.agent in agents:

@@ -98,7 +98,7 @@ class Camera:
                 f"{config.env} cannot be made for a video (render_mode rgb_array): {error!r}"
             ) from error
         if is_multi_agent(env):
-            env = as_parallel(env, config.env)
+            env = as_parallel(env, config.env, 0)
         elif not isinstance(env, gym.Env):
             raise CannotFilm(
                 f"{config.env} returned a {type(env).__name__}, and only single environments, of "

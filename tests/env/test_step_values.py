@@ -14,10 +14,12 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_actions import random_actions
 from sampleforge.env.registry import make_vector
+from sampleforge.env.single import MAX_REBUILDS
 from sampleforge.env.step_values import number_of
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, StepOut, own_outputs
 from tests.support import wrong_values
+from tests.support.wrong_values import MISSING
 
 FAKES = "tests.support.wrong_values"
 Make = Callable[..., EnvVector]
@@ -187,6 +189,58 @@ def test_columns_of_agents_that_are_no_dicts_are_refused(made: Make, column: str
 def test_an_agent_that_takes_part_without_an_observation_is_refused(made: Make) -> None:
     message = refused(made("WrongParallelEnv", "obs", {}, whole=True))
     assert "agent a_0, row 0: an agent in `agents` must have an observation" in message
+
+
+TURNS = [
+    ("rewards", None, "agent a_1, row 0: the reward must be a number", "NoneType None"),
+    ("rewards", "1.5", "agent a_1, row 0: the reward must be a number", "str '1.5'"),
+    ("rewards", {"a": 1.0}, "agent a_1, row 0: the reward must be a number", "dict {'a': 1.0}"),
+    ("terminations", np.zeros(2), "agent a_1, row 0: terminated must be True or False", "(2,)"),
+]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("column", "value", "must", "got"), TURNS, ids=repr)
+def test_an_agent_that_acts_in_turns_is_refused_alike(
+    made: Make, together: bool, column: str, value: Any, must: str, got: str
+) -> None:
+    message = refused(made("WrongTurns", column, value, together=together))
+    assert message.startswith(f"{FAKES}:WrongTurns, {must}") and got in message, message
+
+
+def test_a_reward_of_turns_that_is_missing_is_refused(made: Make) -> None:
+    message = refused(made("WrongTurns", "rewards", MISSING, together=True))
+    assert "row 0: rewards must be a dict with an entry of a_1" in message
+    assert "gave dict {'a_0': 0.0}" in message
+
+
+@pytest.mark.parametrize("column", ["rewards", "terminations", "truncations"])
+def test_a_column_of_turns_that_is_no_dict_is_refused(made: Make, column: str) -> None:
+    message = refused(made("WrongTurns", column, [1.0, 2.0], whole=True))
+    assert f"row 0: {column} must be a dict with an entry per agent" in message
+    assert "list [1.0, 2.0]" in message
+
+
+def test_an_info_of_turns_that_is_no_dict_is_refused(made: Make) -> None:
+    assert "the info of a step must be a dict" in refused(made("WrongTurns", "infos", None))
+
+
+@pytest.mark.parametrize("column", ["terminations", "truncations"])
+def test_a_reset_of_turns_without_an_agents_flag_is_refused(made: Make, column: str) -> None:
+    with pytest.raises(ConfigError, match=f"row 0: {column} must be a dict with an entry of a_1"):
+        made("WrongTurns", column, MISSING, first=True)
+
+
+def test_a_reset_that_leaves_no_agent_is_refused(made: Make) -> None:
+    vector = made("WrongTurns", "rewards", 0.0, agents=0)
+    message = refused(vector)
+    assert "row 0: `agents` must name at least one agent after reset()" in message
+
+
+def test_an_error_of_the_environments_own_is_not_taken_for_a_wrong_value(made: Make) -> None:
+    vector = made("RaisingTurns", "rewards", None)
+    with pytest.raises(ZeroDivisionError):
+        stepped(vector, MAX_REBUILDS + 1)
 
 
 def test_an_environment_without_possible_agents_is_refused() -> None:

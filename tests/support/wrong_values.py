@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from pettingzoo import AECEnv
 
 from tests.support.envs import CodeEnv, CountingVectorEnv, Step
 from tests.support.multi_agent import CodeParallelEnv, Dicts
 
 given: tuple[str, Any] = ("reward", "1.5")
 """The column and the value; set before the environment is made, whose arguments are plain."""
+MISSING = object()
+"""In place of a value: an agent of `WrongTurns` has none."""
 COLUMNS = ("obs", "reward", "terminated", "truncated", "info")
 
 
@@ -98,3 +101,64 @@ class WrongParallelEnv(CodeParallelEnv):
         else:
             dicts["info"]["a_1"] = {column: value}
         return step
+
+
+class WrongTurns(AECEnv):  # type: ignore[type-arg]
+    """Two agents that act one after the other, with the value in the ``given`` dict of a_1
+    (``whole``: in place of the dict), from the second turn on, or (``first``) from the reset on.
+    ``together``: PettingZoo may convert a round of turns into a step. ``agents``: those of each
+    episode."""
+
+    def __init__(
+        self, together: bool = False, whole: bool = False, first: bool = False, agents: int = 2
+    ) -> None:
+        super().__init__()
+        self.metadata = {"name": "wrong turns", "is_parallelizable": together}
+        self.render_mode = None
+        self.possible_agents = ["a_0", "a_1"]
+        self.whole, self.first, self.playing = whole, first, agents
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def observe(self, agent: str) -> Any:
+        return np.zeros(2, np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents = self.possible_agents[: self.playing]
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict(self.rewards)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict(self.terminations)
+        self.infos = {agent: {} for agent in self.agents}
+        self.agent_selection = "a_0"
+        self.turns = 0
+        if self.first:
+            self._spoil()
+
+    def _spoil(self) -> None:
+        name, value = given
+        if self.whole:
+            setattr(self, name, value)
+        elif value is MISSING:
+            del getattr(self, name)["a_1"]
+        else:
+            getattr(self, name)["a_1"] = value
+
+    def step(self, action: Any) -> None:
+        self.turns += 1
+        if self.turns == 2:
+            self._spoil()
+        self.agent_selection = "a_1" if self.agent_selection == "a_0" else "a_0"
+        self._accumulate_rewards()
+
+
+class RaisingTurns(WrongTurns):
+    """Raises an error of its own, while a reward is wrong."""
+
+    def step(self, action: Any) -> None:
+        self._spoil()
+        raise ZeroDivisionError
