@@ -9,14 +9,14 @@ from sampleforge.run.session import Session
 
 
 class PresetFit(Callback):
-    """Warns at the start if a preset was made for an environment of another kind than that of the
+    """Warns before the wiring if a preset was made for an environment of another kind than that of the
     run. For one of the same kind, such as another Atari game, it is meant to be used."""
 
     def __init__(self, algo: str, preset: str) -> None:
         self._preset = preset
         self._env = str(preset_values(algo, preset).get("env", ""))
 
-    def on_start(self, session: Session) -> None:
+    def on_wire(self, session: Session) -> None:
         env = session.config.env
         if not self._env or kind_of(env) == kind_of(self._env):
             return

@@ -17,10 +17,12 @@ from tests.support.processes import RunCli
 class Told(Callback):
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.wired: list[bool] = []
 
     def on_message(self, session: Session, message: Message) -> None:
         if message.level == "warning":
             self.warnings.append(message.text)
+            self.wired.append(hasattr(session, "graph"))
 
 
 def warned(folder: Path, preset: str, env: str) -> list[str]:
@@ -42,6 +44,19 @@ def test_another_kind_is_warned_of_by_both_names(preset: str, tmp_path: Path) ->
 @pytest.mark.parametrize("env", ["Acrobot-v1", "MountainCar-v0"])
 def test_the_same_kind_is_what_a_preset_is_for(env: str, tmp_path: Path) -> None:
     assert warned(tmp_path, "acrobot", env) == []
+
+
+def test_the_warning_comes_once_and_before_the_wiring(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"env": "CartPole-v1", "run_dir": str(tmp_path), "serial": True}
+    told = Told()
+    with Session(AppoConfig(**settings, num_envs_per_worker=2), [told, PresetFit("appo", "pong")]):
+        pass
+    wired = [
+        wired
+        for text, wired in zip(told.warnings, told.wired, strict=True)
+        if text.startswith("--preset")
+    ]
+    assert wired == [False]
 
 
 @pytest.mark.parametrize(
