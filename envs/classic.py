@@ -60,7 +60,6 @@ class CartPoleVector(EnvVector):
         self._random = np.random.default_rng(list(seeds))
         self._sutton_barto = bool(config.env_kwargs.get("sutton_barto_reward", False))
         self._limit = limit
-        self._decorrelate = config.decorrelate
         self._state = np.empty((4, num_rows))
         self._change = np.empty((4, num_rows))
         self._parts = np.empty((4, num_rows))
@@ -71,11 +70,12 @@ class CartPoleVector(EnvVector):
 
     def reset(self, obs: Mapping[str, Array]) -> None:
         self._state[:] = self._start(self.num_rows)
-        if self._decorrelate:
-            # Row i starts late in its first episode, which is not counted.
-            self._elapsed[:] = self._limit * np.arange(self.num_rows)[::-1] // self.num_rows
-            self._leave_out_first = True
         obs[OBSERVATION][:] = self._state[self._seen].T
+
+    def decorrelate(self, numbers: Array, total: int) -> bool:
+        self._elapsed[:] = self._limit * (total - 1 - numbers) // total  # a row starts late
+        self._leave_out_first = True
+        return True
 
     def _start(self, rows: int) -> Array:
         return self._random.uniform(-0.05, 0.05, (4, rows))

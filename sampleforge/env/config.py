@@ -31,8 +31,8 @@ class EnvConfig(Checked):
     """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds. Off: it
     acts in the environment's own units."""
     decorrelate: bool = True
-    """Spread the rows over the phases of an episode at the start, so that they do not all end
-    together."""
+    """Spread the rows of all workers over the phases of an episode at the start, so that they do
+    not all end together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

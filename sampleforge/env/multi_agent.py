@@ -56,6 +56,9 @@ class SeatVector(EnvVector):
     def limit_episodes(self, steps: int) -> bool:
         return self._rows.limit_episodes(steps)
 
+    def decorrelate(self, numbers: Array, total: int) -> bool:
+        return self._rows.decorrelate(numbers, total)
+
     @property
     def present(self) -> Array:
         present: Array = self._rows.present[self.seat]
@@ -188,8 +191,6 @@ class MultiAgentRows(ABC):
         self._over = np.zeros(num_rows, np.bool_)
         self._lengths = np.zeros(num_rows, np.int64)
         self._limits = np.full(num_rows, self._limit or 0, np.int64)
-        if config.decorrelate and self._limit is not None:
-            self._decorrelate(self._limit)
 
     @abstractmethod
     def reset_rows(self) -> None:
@@ -210,13 +211,14 @@ class MultiAgentRows(ABC):
         """Return the Python object that steps ``row``; see `EnvVector.row_env`."""
         return self
 
-    def _decorrelate(self, limit: int) -> None:
-        """Truncate row i's first episode at (i+1)/rows of the limit, as
-        `sampleforge.env.single.SyncVector` does. First episodes are not counted."""
-        shares = np.arange(1, self.num_rows + 1)
-        self._limits[:] = np.maximum(1, limit * shares // self.num_rows)
+    def decorrelate(self, numbers: Array, total: int) -> bool:
+        """Truncate the first episode of each row earlier; see `EnvVector.decorrelate`."""
+        if self._limit is None:
+            return False
+        self._limits[:] = np.maximum(1, self._limit * (numbers + 1) // total)
         for seat in self.seats:
             seat.leave_out_first_episodes()
+        return True
 
     def limit_episodes(self, steps: int) -> bool:
         """Truncate every episode after ``steps`` steps of the environment; see

@@ -112,7 +112,7 @@ def make_vector(
     config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place = SOMEWHERE
 ) -> EnvVector:
     """Return ``num_rows`` rows of ``config.env``, with one seed each; rewards are never clipped.
-    ``place``: theirs, for a factory that asks for it.
+    ``place``: theirs, for a factory that asks for it, and for ``config.decorrelate``.
     Box actions are in [-1, 1] unless ``config.rescale_actions`` is off.
     In a multi-agent environment these are the rows of the first agent; ``seats`` has those of all.
 
@@ -124,6 +124,8 @@ def make_vector(
     if config.rescale_actions:
         for seat in vector.seats:
             seat.rescale_actions()
+    if config.decorrelate:
+        vector.decorrelate(*place.among_all(num_rows))
     return vector
 
 

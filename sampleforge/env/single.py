@@ -116,8 +116,6 @@ class SyncVector(EnvVector):
         super().__init__(spec, num_rows)
         self._observations = ObservationAdapter(spec)
         self._limits = None if limit is None else np.full(num_rows, limit, np.int64)
-        if config.decorrelate and self._limits is not None:
-            self._decorrelate(self._limits)
         self._rewards: list[Any] = [0.0] * num_rows
         self._terminated: list[Any] = [False] * num_rows
         self._truncated: list[Any] = [False] * num_rows
@@ -125,16 +123,16 @@ class SyncVector(EnvVector):
         self._shaping: dict[str, float] = {}
         self._steps = 0
 
-    def _decorrelate(self, limits: Array) -> None:
-        """Truncate row i's first episode at (i+1)/rows of the limit, so that later episodes do not
-        all end together. First episodes are not counted, because short ones would be
-        over-represented."""
-        limits[:] = np.maximum(1, limits * np.arange(1, self.num_rows + 1) // self.num_rows)
-        self._leave_out_first = True
-
     def limit_episodes(self, steps: int) -> bool:
         self.spec = dataclasses.replace(self.spec, max_episode_steps=steps)
         self._limits = np.full(self.num_rows, steps, np.int64)
+        return True
+
+    def decorrelate(self, numbers: Array, total: int) -> bool:
+        if self._limits is None:
+            return False
+        self._limits = np.maximum(1, self._limits * (numbers + 1) // total)
+        self._leave_out_first = True
         return True
 
     def reset(self, obs: Mapping[str, Array]) -> None:

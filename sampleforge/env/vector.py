@@ -195,6 +195,14 @@ class EnvVector(ABC):
         False if this is not possible, because rows cannot be ended one by one."""
         return False
 
+    def decorrelate(self, numbers: Array, total: int) -> bool:
+        """Truncate the first episode of the row with number k of ``total`` rows (``numbers`` int64
+        [rows]: of these) at (k + 1) / total of the time limit, so that later ones do not all end
+        together; call it before the first `reset`. First episodes are then not counted, because
+        short ones would be over-represented. Return False if there is no limit, or rows cannot be
+        ended one by one."""
+        return False
+
     @abstractmethod
     def reset(self, obs: Mapping[str, Array]) -> None:
         """Write the first observations of all rows. Called once, before the first step."""

@@ -71,6 +71,9 @@ class VectorWrapper(EnvVector):
     def limit_episodes(self, steps: int) -> bool:
         return self.inner.limit_episodes(steps)
 
+    def decorrelate(self, numbers: Array, total: int) -> bool:
+        return self.inner.decorrelate(numbers, total)
+
     def reset(self, obs: Mapping[str, Array]) -> None:
         self.inner.reset(obs)
 

@@ -9,8 +9,8 @@ from sampleforge.run.session import Session
 
 
 class PresetFit(Callback):
-    """Warns before the wiring if a preset was made for an environment of another kind than that of the
-    run. For one of the same kind, such as another Atari game, it is meant to be used."""
+    """Warns before the wiring if a preset was made for an environment of another kind than that of
+    the run. For one of the same kind, such as another Atari game, it is meant to be used."""
 
     def __init__(self, algo: str, preset: str) -> None:
         self._preset = preset

@@ -337,4 +337,5 @@ def make_env(
     """Return the env vector of one split of an actor, in the actor's current life."""
     life = 0 if lives is None else lives.life(actor)
     seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
-    return make_vector(config, plan.rows, seeds, Place(actor, split * plan.rows))
+    place = Place(actor, split * plan.rows, plan.num_workers)
+    return make_vector(config, plan.rows, seeds, place)

@@ -47,7 +47,7 @@ def made_by(name: str, rows: int = 3, **kwargs: Any) -> list[tuple[Any, ...]]:
     """What a factory was given for the rows from number 6 on of worker 2."""
     made.clear()
     config = EnvConfig(env=f"{__name__}:{name}", env_kwargs=kwargs)
-    make_vector(config, rows, list(range(rows)), Place(2, 6)).close()
+    make_vector(config, rows, list(range(rows)), Place(2, 6, 3)).close()
     return list(made)
 
 

@@ -11,11 +11,12 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.place import Place
 from sampleforge.env.random_actions import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector
 from sampleforge.spec import ACTION_MASK, action_specs
-from tests.support.env_vectors import buffers, play
+from tests.support.env_vectors import buffers, play, rollout
 from tests.support.envs import MixedActionEnv, RaisingEnv
 
 FAKES = "tests.support.envs"
@@ -47,6 +48,30 @@ def test_decorrelation_spreads_the_first_ends_and_leaves_those_episodes_out() ->
     assert [row[0] for row in ends] == [2, 5, 8, 11]
     assert {row[1] - row[0] for row in ends} == {13}
     assert {episode.length for episode in episodes} == {12}
+
+
+def first_ends(env: str, kwargs: dict[str, Any], place: Place) -> list[int]:
+    """The lengths of the first episodes of the three rows of an actor, with a limit of 24."""
+    config = EnvConfig(env=env, env_kwargs=kwargs, max_episode_steps=24)
+    vector = make_vector(config, 3, [0, 1, 2], place)
+    outs = rollout(vector, np.tile([[0], [1]], (12, 3)))[1:]
+    vector.close()
+    ends: list[int] = (np.array([out.truncated for out in outs]).argmax(axis=0) + 1).tolist()
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs"),
+    [
+        (f"{FAKES}:CodeEnv", {"length": 99}),
+        ("tests.support.multi_agent:CodeParallelEnv", {"length": 99, "agents": 1}),
+        ("CartPole-v1", {}),  # rows in one array
+    ],
+)
+def test_decorrelation_spreads_the_rows_of_all_actors(env: str, kwargs: dict[str, Any]) -> None:
+    ends = [first_ends(env, kwargs, Place(actor, 0, 4)) for actor in range(4)]
+    assert ends == [[2, 10, 18], [4, 12, 20], [6, 14, 22], [8, 16, 24]]
+    assert first_ends(env, kwargs, Place(0, 3)) == [8, 16, 24], "a single actor"
 
 
 def test_an_env_that_raises_is_rebuilt_alone_and_its_cell_masked() -> None:

@@ -103,7 +103,7 @@ class WrongParallelEnv(CodeParallelEnv):
         return step
 
 
-class WrongTurns(AECEnv):  # type: ignore[type-arg]
+class WrongTurns(AECEnv):  # type: ignore[misc]
     """Two agents that act one after the other, with the value in the ``given`` dict of a_1
     (``whole``: in place of the dict), from the second turn on, or (``first``) from the reset on.
     ``together``: PettingZoo may convert a round of turns into a step. ``agents``: those of each
@@ -133,7 +133,7 @@ class WrongTurns(AECEnv):  # type: ignore[type-arg]
         self._cumulative_rewards = dict(self.rewards)
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict(self.terminations)
-        self.infos = {agent: {} for agent in self.agents}
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
         self.agent_selection = "a_0"
         self.turns = 0
         if self.first:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import own_outputs
 from sampleforge.topologies.builders import ResumePoint, env_makers
 from sampleforge.topologies.config import AppoConfig
+from tests.support.env_vectors import rollout
 from tests.support.graphs import resolved, spec_of
 from tests.support.pairings import plan_of
 
@@ -60,3 +62,21 @@ def test_rows_splits_actors_and_runs_differ() -> None:
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_more_rows_do_not_move_the_seeds_of_the_first(rows: int) -> None:
     assert row_seeds(3, 4, 1, 100)[:rows] == row_seeds(3, 4, 1, rows)
+
+
+def test_the_first_ends_of_rows_are_spread_over_all_workers() -> None:
+    config = dataclasses.replace(
+        CONFIG, env_kwargs={"length": 99}, max_episode_steps=24, num_workers=4, num_splits=1
+    )
+    spec = spec_of(config)
+    config = resolved(config, spec)
+    plan = plan_of(config, spec, "cpu")
+    ends = []
+    for actor in range(4):
+        (make,) = env_makers(actor, config, plan, ResumePoint(7))
+        outs = rollout(make(), np.zeros((24, 4), np.int64))[1:]
+        ends.append((np.array([out.truncated for out in outs]).argmax(axis=0) + 1).tolist())
+    assert sorted(end for own in ends for end in own) == [
+        max(1, 24 * (k + 1) // 16) for k in range(16)
+    ]
+    assert ends[0] == [1, 7, 13, 19], "each worker has rows of the whole range"
