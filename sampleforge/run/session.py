@@ -32,16 +32,13 @@ if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
     from sampleforge.replay.histograms import Histogram
-    from sampleforge.run.folder.opening import OpenRun
     from sampleforge.run.folder.run_folder import RunFolder
     from sampleforge.runners.base import Runner
-    from sampleforge.shared.training_clock import ClockTicker
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.agent_groups import AgentGroup
     from sampleforge.topologies.graph import Graph, PolicyGroup
-    from sampleforge.topologies.registry import AnyPlan, Pairing
+    from sampleforge.topologies.registry import AnyPlan
     from sampleforge.workers.change_follower import ScheduledChange
-    from sampleforge.workers.worker import WorkerContext
 
 _POLICY_ID = re.compile(r"\w+", re.ASCII)
 POLL = 0.1
@@ -154,26 +151,18 @@ class Session:
         wait_for_imports = import_beside("sampleforge.topologies.registry")
         self.spec: EnvSpec = probe(self.asked)  # in a process of its own
         wait_for_imports()
-        from sampleforge.models.registry import with_import_string
-        from sampleforge.run.folder.opening import open_folder
+        from sampleforge.run.beginning import by_import_string, open_run
         from sampleforge.run.reporting import RunFiles, WorkerStates
         from sampleforge.spec import with_action_units
-        from sampleforge.topologies.datasets import check_datasets
-        from sampleforge.topologies.evaluator import check_evaluation
-        from sampleforge.topologies.registry import pairing
 
-        check_evaluation(self.asked, self.spec)
-        warnings = check_datasets(self.asked, self.spec)
-        model = with_import_string(self.asked.model)
-        self.asked = dataclasses.replace(self.asked, model=model)
+        self.asked = by_import_string(self.asked)
         interrupted, failed = self._interrupted, self._failed  # no reference back to this object
-        self.opened: OpenRun = open_folder(
+        self.opened, warnings = open_run(
             self.asked,
-            lambda config: pairing(config).resolve_defaults(config, self.spec),
+            self.spec,
+            self._policies,
             self._resources,
             lambda: interrupted.is_set() or failed.is_set(),
-            warnings.append,
-            self._policies,
         )
         self.config: AnyConfig = self.opened.config
         self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
@@ -187,18 +176,15 @@ class Session:
             self.alert(text)
 
     def _wire(self) -> None:
-        from sampleforge.run.policy_starts import (
-            frozen_policies,
-            policy_starts,
-            resume_point,
-        )
+        from sampleforge.run.beginning import opening_messages, plan_agents
+        from sampleforge.run.policy_starts import frozen_policies, policy_starts, resume_point
         from sampleforge.run.tasks import Tasks
-        from sampleforge.topologies.agent_groups import AgentGroup
         from sampleforge.workers.callback import RunHooks, for_workers
 
-        self._pairing = chosen = self._deployment.pairing(self)
-        config, others = self._plan(chosen)
-        self._agents = (AgentGroup(chosen.algorithm, config, self.plan, self.spec), *others)
+        chosen = self._deployment.pairing(self)
+        self.resolved, self._agents = plan_agents(chosen, self.config, self.spec)
+        config = self._agents[0].config
+        self.plan: AnyPlan = self._agents[0].plan
         assert config.seed is not None
         self.new_model = chosen.network_maker(config, self.spec, config.seed)
         self.resume_point = resume_point(self, config.seed)
@@ -206,7 +192,7 @@ class Session:
         self._tell("on_wire")
         policies = policy_starts(self, config.seed)
         more = frozen_policies(self, config.seed)
-        if others:
+        if others := self._agents[1:]:
             more["others"] = others
         more["hooks"] = RunHooks(
             for_workers(self._callbacks, processes=not self._deployment.has_workers_here),
@@ -218,23 +204,10 @@ class Session:
             config, self.plan, self.spec, self.resume_point, policies, **more
         )
         self._follow_graph()
-        self._tell_opening(config)
-
-    def _plan(self, chosen: Pairing) -> tuple[AnyConfig, Sequence[AgentGroup]]:
-        """Resolve the defaults of the config and plan the sizes of the run. Return the config with
-        the encoder chosen, and the agent groups of a multi-agent environment beside the first
-        one."""
-        from sampleforge.models.registry import resolve_encoder
-        from sampleforge.topologies.agent_groups import other_agent_groups
-        from sampleforge.topologies.sampler_plan import run_device
-
-        config = chosen.resolve_defaults(self.config, self.spec)
-        model = resolve_encoder(config.model, self.spec.observations)
-        self.plan: AnyPlan = chosen.plan(config, self.spec, run_device(config, self.spec))
-        config = dataclasses.replace(config, batch_size=self.plan.batch_size)
-        self.resolved: AnyConfig = config
-        others = other_agent_groups(chosen.algorithm, chosen.plan, config, self.plan, self.spec)
-        return dataclasses.replace(config, model=model), others
+        for text, level in opening_messages(self, config):
+            self.message(text, level)
+        for text in self._deployment.notices(self):
+            self.message(text, "warning")
 
     def _write_beginning(self) -> None:
         """Write what the folder has of a run from its beginning on."""
@@ -266,66 +239,18 @@ class Session:
     def _follow_graph(self) -> None:
         """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
         the session itself."""
-        from sampleforge.env.games import types_of_seats
+        from sampleforge.run.beginning import new_statistics, own_callbacks
         from sampleforge.run.checkpoints import Checkpoints
-        from sampleforge.run.learned import Learned
-        from sampleforge.run.recording import RecordingReports
-        from sampleforge.run.reporting import (
-            MemoryGrowth,
-            StaleExperience,
-            Starting,
-            StarvedPolicies,
-            SystemMetrics,
-        )
         from sampleforge.run.reports.env_restarts import EnvRestarts
-        from sampleforge.run.reports.statistics import RunStatistics
-        from sampleforge.run.stopping import StopConditions
         from sampleforge.workers.worker import WorkerContext
 
-        self.ticker: ClockTicker = self.graph.new_ticker()
+        self.ticker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
-        stored_statistics = {
-            stored.id: stored.earlier.get("statistics", {}) for stored in self.opened.policies
-        }
-        window = self.resolved.metrics_window
-        self.statistics = RunStatistics(
-            self.graph,
-            stored_statistics,
-            window,
-            rows=0 if getattr(self.resolved, "pbt", False) else self.plan.envs,
-            types=types_of_seats(self.spec),
-        )
+        self.statistics = new_statistics(self)
         self._env_restarts = EnvRestarts(self.graph.counters, self.resolved.max_env_restart_rate)
         self.checkpoints = Checkpoints(self)
-        ending = StopConditions(self, self._callbacks)
-        system = SystemMetrics(self)
-        self._callbacks += [system, MemoryGrowth(system), ending, Starting()]
-        self._callbacks += [StaleExperience(self.graph), self.checkpoints, Learned()]
-        if self.graph.recording is not None:
-            self._callbacks.append(RecordingReports(self.graph.recording))
-        if (mapping := getattr(self.resolved, "policy_mapping", None)) is not None:
-            self._callbacks.append(StarvedPolicies(self, mapping))
-        self.worker_context: WorkerContext = WorkerContext(
-            self.folder.log_file, self.folder.scratch
-        )
-
-    def _tell_opening(self, config: AnyConfig) -> None:
-        """Tell the user how the run begins."""
-        from sampleforge.run.screen.opening import opening
-        from sampleforge.run.unused import Resolved, crowded, without_effect
-        from sampleforge.shared.rings import check_store_order
-
-        resumed = self.resume_point.env_steps if self.opened.earlier else None
-        for told in opening(self.graph, config, self.plan, self.spec, resumed):
-            self.message(*told)
-        run = Resolved(config, self.plan, self.spec)
-        for warning in (*without_effect(self.asked, run), crowded(run), check_store_order()):
-            if warning is not None:
-                self.message(warning, "warning")
-        for text in self.opened.notes:
-            self.message(text)
-        for text in self._deployment.notices(self):
-            self.message(text, "warning")
+        self._callbacks += own_callbacks(self, self.checkpoints, self._callbacks)
+        self.worker_context = WorkerContext(self.folder.log_file, self.folder.scratch)
 
     def _start(self) -> None:
         self._runner = self._deployment.runner(self, self.graph)
