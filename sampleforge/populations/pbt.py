@@ -4,7 +4,7 @@ other (Jaderberg et al. 2017, arXiv 1711.09846).
 In rounds, `Pbt` compares the members by the mean return of their own episodes, decides with the
 pure functions of `rounds.py`, and sends each member that is to change a message through shared
 memory. The member's learners apply it between two updates
-(`sampleforge.workers.change_follower`). What has been applied is written into the lineage.
+(`sampleforge.workers.learner_change`). What has been applied is written into the lineage.
 """
 
 from __future__ import annotations

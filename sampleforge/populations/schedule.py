@@ -17,7 +17,7 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.topologies.registry import pairing
-from sampleforge.workers.change_follower import ScheduledChange
+from sampleforge.workers.learner_change import LearnerChange
 
 SCHEDULE_FILE = "schedule.json"
 FORMAT = 1
@@ -35,7 +35,7 @@ class Schedule:
     algo: str | None
     seed: int | None
     env_steps: int | None
-    changes: tuple[ScheduledChange, ...]
+    changes: tuple[LearnerChange, ...]
 
 
 def schedule_of(events: Sequence[Event], member: str, algo: str, env_steps: int) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _schedule(content: Any) -> Schedule:
     )
 
 
-def _change(entry: Any) -> ScheduledChange:
+def _change(entry: Any) -> LearnerChange:
     hyperparameters = {
         str(name).replace("-", "_"): value
         if value is None or isinstance(value, bool)
@@ -172,10 +172,10 @@ def _change(entry: Any) -> ScheduledChange:
         for name, value in entry["hyperparameters"].items()
     }
     segment = entry.get("segment")
-    return ScheduledChange(
-        int(entry["env_steps"]),
+    return LearnerChange(
         hyperparameters,
         None if segment is None else Segment(int(segment[0]), int(segment[1])),
+        env_steps=int(entry["env_steps"]),
     )
 
 

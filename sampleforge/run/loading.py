@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sampleforge.workers.state_load import REQUEST, StateLoad, write_state_file
+from sampleforge.workers.learner_change import LOAD, StateLoad, write_state_file
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
@@ -59,7 +59,7 @@ def _ask(
     session: Session, group: PolicyGroup, load: StateLoad, deadline: float, index: int
 ) -> bool:
     timeout = max(1.0, deadline - monotonic())
-    return bool(session.runner.ask(group.learners[index], REQUEST, load, timeout))
+    return bool(session.runner.ask(group.learners[index], LOAD, load, timeout))
 
 
 def fitting_weights(

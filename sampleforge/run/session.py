@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sampleforge.topologies.agent_groups import AgentGroup
     from sampleforge.topologies.graph import Graph, PolicyGroup
     from sampleforge.topologies.registry import AnyPlan
-    from sampleforge.workers.change_follower import ScheduledChange
+    from sampleforge.workers.learner_change import LearnerChange
 
 _POLICY_ID = re.compile(r"\w+", re.ASCII)
 POLL = 0.1
@@ -83,7 +83,7 @@ class Session:
     env_steps_of: UntilWired[Mapping[str, int]] = UntilWired({})
     """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
     them."""
-    schedule: UntilWired[tuple[ScheduledChange, ...] | None] = UntilWired(None)
+    schedule: UntilWired[tuple[LearnerChange, ...] | None] = UntilWired(None)
     """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
     learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
 

@@ -33,8 +33,8 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles
 from sampleforge.topologies.sampler_plan import SamplerPlan
-from sampleforge.workers.change_follower import ScheduledChange
 from sampleforge.workers.learner import Save
+from sampleforge.workers.learner_change import LearnerChange
 
 NewModel = Callable[[], ActorCritic]
 NewActing = Callable[[], Acting]
@@ -85,7 +85,7 @@ class PolicyStart:
     start: ResumePoint
     save: Save
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    schedule: tuple[ScheduledChange, ...] | None = None
+    schedule: tuple[LearnerChange, ...] | None = None
     env_steps: int = 0
     group: int = 0
 

@@ -27,10 +27,11 @@ from sampleforge.topologies.builders import (
 )
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.sampler_plan import SamplerPlan
-from sampleforge.workers.change_follower import (
+from sampleforge.workers.learner_change import (
     ChangeFollower,
     ChangesOfPopulation,
     ChangesOfSchedule,
+    ChangeSource,
 )
 from sampleforge.workers.member_vector import MemberVector
 
@@ -50,9 +51,10 @@ class MemberChannels:
 
     def follower(self, index: int) -> ChangeFollower:
         """Return what applies the changes to the ``index``-th learner of the member."""
-        source = ChangesOfSchedule(self.start.schedule or ())
-        changes = source if self.inbox is None else ChangesOfPopulation(self.inbox)
-        return ChangeFollower(changes, self.board, self.count, self.max_policy_lag, index)
+        source: ChangeSource = ChangesOfSchedule(self.start.schedule or (), self.max_policy_lag)
+        if self.inbox is not None:
+            source = ChangesOfPopulation(self.inbox, self.max_policy_lag)
+        return ChangeFollower(source, self.board, self.count, index)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from sampleforge.rollouts.batch_source import Batches
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
+from sampleforge.workers.learner_change import LOAD
 from sampleforge.workers.rank import POLL_INTERVAL
-from sampleforge.workers.state_load import REQUEST
 
 
 class GroupLearnerWorker:
@@ -93,7 +93,7 @@ class GroupLearnerWorker:
         the state in shared memory the newest one, and returns None. "load": see
         `GroupMember.load`."""
         assert self._worker is not None
-        if kind == REQUEST:
+        if kind == LOAD:
             return self._member.load(payload)
         if kind in ("save", "publish"):
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint

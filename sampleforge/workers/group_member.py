@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter, process_time, sleep
 from typing import Any
 
@@ -16,9 +16,8 @@ from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.workers.change_follower import ChangeFollower
+from sampleforge.workers.learner_change import ChangeFollower, StateLoad
 from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
-from sampleforge.workers.state_load import LoadedState, StateLoad
 from sampleforge.workers.worker import StopFlag
 
 REPLACEMENT_TIMEOUT = 5.0
@@ -44,7 +43,7 @@ class GroupMember:
     ``iteration`` counts the updates of the group from 1; ``ended``: whether all members have agreed
     that the run is done, which they do after the same update. ``plain_state()``: what the snapshot
     holds beside the learner's state. ``changes`` are applied to the learner between two updates, by
-    all members after the same one.
+    all members after the same one (None: there are no others than the driver's requests).
     """
 
     def __init__(
@@ -78,11 +77,10 @@ class GroupMember:
         self._debug = debug
         self._snapshot = snapshot
         self._metrics_sync = metrics_sync
-        self._changes = changes
+        self._changes = changes or ChangeFollower()
         self._replacement_timeout = replacement_timeout
         self._published_at = self._publishing_took = 0.0  # seconds of processor time
         self._group: RankGroup | None = None
-        self._loaded: LoadedState | None = None
 
     def start(self) -> Learner:
         """Join the group and return the learner, which averages its gradients over the group."""
@@ -149,56 +147,39 @@ class GroupMember:
         self.iteration += 1
         if self._metrics_sync is not None:
             self._metrics_sync.exchange(self._group)
-        changes, due, count = self._changes, 0, 0
-        if changes is not None:
-            due, count = changes.due(self._learner), changes.count(self._learner)
-        loaded = 0 if self._loaded is None else self._loaded.number
-        own = torch.tensor([self._progress.done, due, count, loaded], dtype=torch.float64)
-        done, dues, counts, loads = self._group.all_gather(own).T
+        changes, learner = self._changes, self._learner
+        own = [self._progress.done, changes.count(learner), *changes.due(learner)]
+        done, counts, *dues = self._group.all_gather(torch.tensor(own, dtype=torch.float64)).T
         self._end(bool(done.any()))
-        if changes is not None:
-            self._learner.env_steps = int(counts[0])
-            self._apply_changes(changes, int(dues.min()))
-        if self._loaded is not None and bool((loads == loaded).all()):
-            self._continue_from(self._loaded)
+        if changes.is_member:
+            learner.env_steps = int(counts[0])
+        self._apply_changes(changes.agreed(dues))
         if self._debug:
             if self._group.size > 1:
                 check_same_state(self._learner, self._group)
             self._count["checksums_compared"] += self.index == 0  # one member counts for all
 
-    def _apply_changes(self, changes: ChangeFollower, number: int) -> None:
-        """Apply the changes up to ``number``, which all members have seen."""
-        if not changes.has_applied(self._learner, number):
-            changes.apply(self._learner, number)
-            self._publish_change()
-        changes.confirm(self._learner)
-
-    def _publish_change(self) -> None:
-        """Publish what was changed between two updates. The state in shared memory comes first:
-        with it the change is made, wherever a member is killed from then on."""
-        if self.index == 0:
-            self.publish_state()
-        self._epoch.set_agreed_version(self.index, self._learner.version)
-        if self._weights is not None:
-            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+    def _apply_changes(self, numbers: Sequence[int]) -> None:
+        """Apply the changes up to the ``numbers``, which all members have seen, and publish what
+        was changed. The state in shared memory comes first: with it the change is made, wherever a
+        member is killed from then on."""
+        if self._changes.apply(self._learner, numbers):
+            if self.index == 0:
+                self.publish_state()
+            self._epoch.set_agreed_version(self.index, self._learner.version)
+            if self._weights is not None:
+                self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        self._changes.confirm(self._learner)
 
     def load(self, load: StateLoad) -> bool:
         """Have the learner continue from another state: at once if it is alone, else after the
         update by whose end all members were asked for it. Return whether it has done so."""
         assert self._group is not None
-        if load.is_part_of(self._learner):
-            return True
-        if self._loaded is None or self._loaded.number != load.number:
-            self._loaded = load.read()
-        if self._group.size > 1:
-            return False
-        self._continue_from(self._loaded)
-        return True
-
-    def _continue_from(self, loaded: LoadedState) -> None:
-        loaded.put_into(self._learner)
-        self._loaded = None
-        self._publish_change()
+        if not self._changes.has_loaded(self._learner, load):
+            self._changes.ask(load)
+            if self._group.size == 1:
+                self._apply_changes(self._changes.due(self._learner))
+        return self._changes.has_loaded(self._learner, load)
 
     def take_waited(self) -> float:
         """Return the seconds that this member has waited for other members since the last call."""
@@ -293,8 +274,7 @@ class GroupMember:
             self.publish_state()
             if self._generation:
                 self._epoch.report_resumed(newest, max(0, agreed - newest))
-        if self._changes is not None:
-            self._changes.confirm(self._learner)
+        self._changes.confirm(self._learner)
 
     def _check_against_snapshot(self, newest: int) -> None:
         stored = -1 if self._snapshot is None else self._snapshot.version

@@ -20,9 +20,9 @@ from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.learner_change import LOAD, ChangeFollower
 from sampleforge.workers.learner_update import update_hooks
 from sampleforge.workers.metrics import Divergence, ReportMetrics
-from sampleforge.workers.state_load import REQUEST
 from sampleforge.workers.worker import EventDriven
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
@@ -184,8 +184,10 @@ class LearnerWorker(EventDriven):
             if self._settings.publish_interval:  # the last weights may wait for it
                 self._publish()
             return self._learner.version
-        if kind == REQUEST:
-            payload.read().put_into(self._learner)
+        if kind == LOAD:
+            changes = ChangeFollower()
+            changes.ask(payload)
+            changes.apply(self._learner, changes.due(self._learner))
             self._publish()
             return True
         assert kind == "save", kind

@@ -13,8 +13,8 @@ from sampleforge.shared.counters import Counters
 from sampleforge.workers.actor import END_RECORDING, ActorWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
+from sampleforge.workers.learner_change import LOAD
 from sampleforge.workers.preemption import Preemption
-from sampleforge.workers.state_load import REQUEST
 
 POLL_INTERVAL = 0.05
 """Seconds between the checks of a waiting rank on the progress of the other ranks."""
@@ -109,7 +109,7 @@ class RankWorker:
         `GroupMember.load`. "end_recording": see `ActorWorker.handle`."""
         if kind == END_RECORDING:
             return self._actor.handle(kind, payload)
-        if kind == REQUEST:
+        if kind == LOAD:
             return self._member.load(payload)
         if kind == "finish" and not self._member.ended:
             return None  # another update may follow, after which all ranks agree to end

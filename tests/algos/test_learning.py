@@ -17,7 +17,7 @@ from sampleforge.algos.learning import GradientLearner, Update
 from sampleforge.distributed.group import RankGroup
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.workers.change_follower import ChangeFollower, ChangesOfPopulation
+from sampleforge.workers.learner_change import ChangeFollower, ChangesOfPopulation
 from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.support.rank_threads import on_ranks
 
@@ -159,7 +159,7 @@ def test_a_snapshot_grows_with_the_weights_and_moments_of_each_network() -> None
 def test_a_member_of_a_population_becomes_a_copy_with_all_networks_and_optimisers() -> None:
     donor, learner = trained(5), trained(3, seed=9)
     inbox = ChangeInbox(*learner.networks)
-    follower = ChangeFollower(ChangesOfPopulation(inbox), MemberBoard(1, 1, seed=5), None, None)
+    follower = ChangeFollower(ChangesOfPopulation(inbox, None), MemberBoard(1, 1, seed=5))
     tensors, plain = donor.state()
     inbox.send(
         1, tensors, {"hyperparameters": {"learning_rate": 0.2}, "segment": None, "state": plain}

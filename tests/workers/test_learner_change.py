@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.workers.change_follower import (
+from sampleforge.workers.learner_change import (
     ChangeFollower,
     ChangesOfPopulation,
     ChangesOfSchedule,
-    ScheduledChange,
+    LearnerChange,
+    StateLoad,
+    write_state_file,
 )
 from tests.support.learners import config, learner_of, model_of, one_batch
 
@@ -47,7 +50,7 @@ class Driver:
     def __init__(self) -> None:
         self.board = MemberBoard(1, 1, seed=5)
         self.inbox = ChangeInbox(model_of(CHOSEN))
-        self.follower = ChangeFollower(ChangesOfPopulation(self.inbox), self.board, None, LAG)
+        self.follower = ChangeFollower(ChangesOfPopulation(self.inbox, LAG), self.board)
 
     def send(
         self,
@@ -62,9 +65,7 @@ class Driver:
 
     def apply(self, learner: PpoLearner) -> None:
         """What a learner does after an update."""
-        due = self.follower.due(learner)
-        if not self.follower.has_applied(learner, due):
-            self.follower.apply(learner, due)
+        self.follower.apply(learner, self.follower.due(learner))
         self.follower.confirm(learner)
 
 
@@ -164,7 +165,7 @@ def test_a_learner_that_is_killed_in_between_is_either_old_or_new(
     old = member.version
     driver.send(1, {**donor.hyperparameters(), "gamma": 0.75}, donor, Segment(1, 3))
     if killed_at > 0:
-        driver.follower.apply(member, 1)
+        driver.follower.apply(member, driver.follower.due(member))
     if killed_at > 1:
         snapshot.publish(*member.state())
     assert driver.board.applied == 0, "the driver knows nothing of it yet"
@@ -186,11 +187,11 @@ def test_changes_of_a_schedule_come_at_their_env_steps() -> None:
     member, board = trained(0), MemberBoard(1, 1, seed=5)
     per_update = int(batch_of(0).valid.sum())
     changes = [
-        ScheduledChange(per_update, {"gamma": 0.5}),
-        ScheduledChange(3 * per_update, {"gamma": 0.25}, Segment(1, 7)),
-        ScheduledChange(3 * per_update, {"clip_ratio": 0.5}),
+        LearnerChange({"gamma": 0.5}, env_steps=per_update),
+        LearnerChange({"gamma": 0.25}, Segment(1, 7), env_steps=3 * per_update),
+        LearnerChange({"clip_ratio": 0.5}, env_steps=3 * per_update),
     ]
-    follower = ChangeFollower(ChangesOfSchedule(changes), board, None, LAG)
+    follower = ChangeFollower(ChangesOfSchedule(changes, LAG), board)
     gammas = []
     for _ in range(4):
         member.update(batch_of(member.version), 0.0)
@@ -201,6 +202,51 @@ def test_changes_of_a_schedule_come_at_their_env_steps() -> None:
     assert member.hyperparameters()["clip_ratio"] == 0.5
     assert board.segment == Segment(1, 7) and board.applied == 3
     assert board.learned == member.env_steps == 4 * per_update
+
+
+def request(folder: Path, number: int, weight: float) -> tuple[StateLoad, dict[str, torch.Tensor]]:
+    """A request of the driver to load these weights, which it has written, and the weights."""
+    weights = {
+        f"model/{name}": torch.full_like(tensor, weight)
+        for name, tensor in model_of(CHOSEN).state_dict().items()
+    }
+    load = StateLoad(number, folder / f"load-{number}", LAG + 1)
+    write_state_file(load.file, weights, {})
+    return load, weights
+
+
+def test_weights_that_the_driver_sends_leave_the_rest_and_are_loaded_once(tmp_path: Path) -> None:
+    member, same, follower = trained(2), trained(2), ChangeFollower()
+    load, weights = request(tmp_path, 3, 0.5)
+    assert not follower.has_loaded(member, load)
+    follower.ask(load)
+    load.file.unlink()
+    assert follower.apply(member, follower.due(member)) and follower.has_loaded(member, load)
+    assert not follower.apply(member, follower.due(member))
+    assert all(torch.equal(member.state()[0][name], w) for name, w in weights.items())
+    assert {name.split("/")[0] for name in differences(member, same)} == {"model"}
+    assert member.version == same.version + LAG + 1
+    assert member.hyperparameters() == same.hyperparameters()
+    older, _ = request(tmp_path, 2, 0.25)
+    assert follower.has_loaded(member, older), "a request before it would not undo it"
+
+
+def test_learners_load_a_state_only_once_all_have_been_asked_for_the_same(tmp_path: Path) -> None:
+    first, second = ChangeFollower(), ChangeFollower()
+    member = trained(0)
+
+    def agreed() -> list[int]:
+        dues = torch.tensor([first.due(member), second.due(member)]).T
+        return first.agreed(list(dues))
+
+    (older, _), (newer, _) = request(tmp_path, 1, 0.25), request(tmp_path, 2, 0.5)
+    assert agreed() == [0]
+    first.ask(older)
+    assert agreed() == [0]
+    second.ask(newer)
+    assert agreed() == [0], "the older request was given up"
+    first.ask(newer)
+    assert agreed() == [2]
 
 
 def test_streams_restart_for_a_segment_before_episodes_count() -> None:

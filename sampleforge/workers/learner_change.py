@@ -1,0 +1,290 @@
+"""Changes of a learner during its training: other hyperparameters, the state of another learner or
+of a checkpoint, or other weights, as a population, a schedule or the driver orders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors
+import safetensors.torch
+import torch
+
+from sampleforge.algos.learning import Learner
+from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
+from sampleforge.spec import ENV_PREFIX
+
+RNG = "rng/"
+"""Beginning of the names of random generators in the tensors of a learner's state."""
+NETWORKS = ("model/", "target/")
+"""Beginnings of the names of the weights in a learner's state; a learner may lack the second."""
+LOAD = "load"
+"""The kind of request by which the driver asks a learner to load a state: see `StateLoad`."""
+
+
+@dataclass(frozen=True)
+class LearnerChange:
+    """A change of a learner between two updates.
+
+    ``hyperparameters``: those that it has afterwards, all or some; names that begin with "env." are
+    reward-shaping numbers of its environments. ``segment``: the segment that begins with the
+    change, if the member of a population is replaced by a copy.
+
+    ``tensors`` and ``plain``: a complete state in the place of the learner's own (both empty: it
+    keeps its own); random generators and a version that are not in it stay the learner's own.
+    Without ``plain``, ``tensors`` are a policy's weights, ``model/<name>``, and leave the rest of
+    the state: the optimiser's moments, the hyperparameters, the random generators.
+
+    ``raised_by``: policy versions that the learner skips, at least one more than the largest policy
+    lag that is learned from, so that all experience of the weights before is stale; 0 if they stay.
+    ``env_steps``: those that have led to the weights when the change of a schedule is due.
+    """
+
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    segment: Segment | None = None
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    raised_by: int = 0
+    env_steps: int = 0
+
+    def put_into(self, learner: Learner) -> None:
+        """Change ``learner``, between two updates. The policy version never goes back."""
+        tag = dict(learner.tag)
+        version = max(learner.version + self.raised_by, int(self.plain.get("version", 0)))
+        if self.tensors:
+            tensors, plain = self._state_for(learner)
+            learner.load(tensors, {**plain, "version": version})
+        # Only what differs: the learning rate that a schedule of its own has reached is kept.
+        before, new = learner.hyperparameters(), dict(self.hyperparameters)
+        shaping = {n: v for n, v in new.items() if n.startswith(ENV_PREFIX)}
+        learner.change({n: v for n, v in new.items() if n not in shaping and v != before.get(n)})
+        learner.version = version
+        learner.tag = tag | ({"shaping": tag.get("shaping", {}) | shaping} if shaping else {})
+        if self.segment is not None:
+            learner.reseed(self.segment.seed)
+            learner.tag["segment"] = list(self.segment)
+
+    def _state_for(self, learner: Learner) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the state that ``learner`` loads."""
+        own, plain = learner.state()
+        if self.plain:
+            generators = {name: tensor for name, tensor in own.items() if name.startswith(RNG)}
+            return {**generators, **self.tensors}, dict(self.plain)
+        for network in NETWORKS:
+            given = {network + n.removeprefix("model/"): t for n, t in self.tensors.items()}
+            own |= {name: tensor for name, tensor in given.items() if name in own}
+        return own, plain
+
+
+class ChangeSource(Protocol):
+    """Where numbered changes come from. ``tag``: the entry of a learner's tag with the number of
+    the newest change that is part of its state."""
+
+    tag: str
+
+    def due(self, env_steps: int) -> int:
+        """Return the number of the newest change that is due after so many env steps; 0 if there
+        is none."""
+
+    def agreed(self, due: torch.Tensor) -> int:
+        """Return the number up to which all learners apply changes now, given what is due at each,
+        [learners]."""
+
+    def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
+        """Yield the changes after ``applied`` up to ``number``, each with its number."""
+
+
+class ChangesOfPopulation:
+    """The changes that the driver sends to a member of a population; each is due when it comes.
+    ``max_policy_lag``: largest lag of experience that is learned from."""
+
+    tag = "change"
+
+    def __init__(self, inbox: ChangeInbox, max_policy_lag: int | None) -> None:
+        self._inbox = inbox
+        self._raised_by = (max_policy_lag or 0) + 1
+
+    def due(self, env_steps: int) -> int:
+        return self._inbox.number
+
+    def agreed(self, due: torch.Tensor) -> int:
+        return int(due.min())
+
+    def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
+        if number <= applied:
+            return
+        tensors, sent = self._inbox.read()
+        segment = None if sent["segment"] is None else Segment(*sent["segment"])
+        yield (
+            number,
+            LearnerChange(
+                sent["hyperparameters"],
+                segment,
+                # Two copies of a donor draw other minibatches, and have versions of their own.
+                {name: t for name, t in tensors.items() if not name.startswith(RNG)},
+                {name: value for name, value in sent["state"].items() if name != "version"},
+                0 if segment is None else self._raised_by,
+            ),
+        )
+
+
+class ChangesOfSchedule:
+    """The changes of a schedule, in the order of their env steps. ``max_policy_lag``: see
+    `ChangesOfPopulation`."""
+
+    tag = "change"
+
+    def __init__(self, changes: Sequence[LearnerChange], max_policy_lag: int | None) -> None:
+        raised_by = (max_policy_lag or 0) + 1
+        self._changes = [
+            change if change.segment is None else replace(change, raised_by=raised_by)
+            for change in changes
+        ]
+
+    def due(self, env_steps: int) -> int:
+        return sum(change.env_steps <= env_steps for change in self._changes)
+
+    def agreed(self, due: torch.Tensor) -> int:
+        return int(due.min())
+
+    def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
+        yield from enumerate(self._changes[applied:number], applied + 1)
+
+
+@dataclass(frozen=True)
+class StateLoad:
+    """The payload of a request to load a state; the answer is whether the learner has loaded it.
+
+    ``number``: of the request, larger than those of all earlier ones. ``file``: of
+    `write_state_file`. ``raised_by``: see `LearnerChange`.
+    """
+
+    number: int
+    file: Path
+    raised_by: int
+
+    def read(self) -> LearnerChange:
+        """Return the change for which the file stands."""
+        with safetensors.safe_open(self.file, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            plain = json.loads(opened.metadata()["plain"])
+        return LearnerChange(tensors=tensors, plain=plain, raised_by=self.raised_by)
+
+
+def write_state_file(file: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    """Write what `StateLoad.read` reads. Raises OSError if the file cannot be written."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    file.write_bytes(safetensors.torch.save(whole, {"plain": json.dumps(plain)}))
+
+
+class ChangesOfRequests:
+    """The states that the driver asks a learner to load, of which the newest counts. All learners
+    load it after the update by whose end each of them was asked for it."""
+
+    tag = LOAD
+
+    def __init__(self) -> None:
+        self._asked: tuple[int, LearnerChange] | None = None
+
+    def ask(self, load: StateLoad) -> None:
+        """Take a request, whose file is read here."""
+        if self._asked is None or self._asked[0] != load.number:
+            self._asked = load.number, load.read()
+
+    def due(self, env_steps: int) -> int:
+        return 0 if self._asked is None else self._asked[0]
+
+    def agreed(self, due: torch.Tensor) -> int:
+        return int(due[0]) if bool((due == due[0]).all()) else 0
+
+    def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
+        if self._asked is not None and applied < number == self._asked[0]:
+            yield self._asked
+            self._asked = None
+
+
+class ChangeFollower:
+    """Applies changes to a learner between two updates: those of ``source`` (None: there are no
+    such), and the states that the driver asks it to load.
+
+    The numbers of the newest changes are part of the learner's state (``tag``). So a state is that
+    before a change or that after it, wherever the learner is killed: its next life continues from
+    one of the two, and applies the change if it has not been applied.
+
+    ``board``: of the member of a population, or of the policy of a schedule (None: it is neither).
+    ``count`` returns the env steps that have led to the learner's weights, by which a schedule
+    orders changes (None: the learner counts them itself). ``index``: number of the learner; learner
+    0 reports to ``board``.
+    """
+
+    def __init__(
+        self,
+        source: ChangeSource | None = None,
+        board: MemberBoard | None = None,
+        count: Callable[[], int] | None = None,
+        index: int = 0,
+    ) -> None:
+        self._requests = ChangesOfRequests()
+        self._sources = (self._requests,) if source is None else (source, self._requests)
+        self._board = board
+        self._count = count
+        self._index = index
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the learner is that of a member of a population, or follows a schedule."""
+        return self._board is not None
+
+    def count(self, learner: Learner) -> int:
+        """Return the env steps that have led to the learner's weights by now."""
+        return learner.env_steps if self._count is None else self._count()
+
+    def ask(self, load: StateLoad) -> None:
+        """Take the driver's request to load a state."""
+        self._requests.ask(load)
+
+    def has_loaded(self, learner: Learner, load: StateLoad) -> bool:
+        """Return whether a state that was asked for is part of the learner's, also since an earlier
+        life."""
+        return int(learner.tag.get(LOAD, 0)) >= load.number
+
+    def due(self, learner: Learner) -> list[int]:
+        """Return the number of the newest change of each source that is due."""
+        return [source.due(learner.env_steps) for source in self._sources]
+
+    def agreed(self, dues: Sequence[torch.Tensor]) -> list[int]:
+        """Return the numbers up to which all learners apply changes now. ``dues``: what `due`
+        returned at each, [learners] for each source."""
+        return [source.agreed(due) for source, due in zip(self._sources, dues, strict=True)]
+
+    def apply(self, learner: Learner, numbers: Sequence[int]) -> bool:
+        """Apply all changes up to the ``numbers`` that the learner has not applied. Return whether
+        there were any. The state is complete when this returns, but no other process knows of it
+        before `confirm`."""
+        found = False
+        for source, number in zip(self._sources, numbers, strict=True):
+            for each, change in source.read(int(learner.tag.get(source.tag, 0)), number):
+                change.put_into(learner)
+                learner.tag[source.tag] = each
+                if source is not self._requests:
+                    learner.tag["at"] = learner.env_steps
+                found = True
+        return found
+
+    def confirm(self, learner: Learner) -> None:
+        """Report the state of the learner to the driver and the actors, once it is safe in shared
+        memory and its weights are published; also after each update."""
+        if self._board is None:
+            return
+        if self._index == 0:
+            self._board.set_learned(learner.env_steps)
+            self._board.set_applied_at(learner.tag.get("at", 0))
+            if "shaping" in learner.tag:
+                shaping = learner.tag["shaping"]
+                self._board.set_shaping({n.removeprefix(ENV_PREFIX): v for n, v in shaping.items()})
+            if "segment" in learner.tag:
+                self._board.begin_segment(Segment(*learner.tag["segment"]))
+        self._board.set_applied(self._index, learner.tag.get("change", 0))
