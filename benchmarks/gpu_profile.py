@@ -81,7 +81,7 @@ def new_acting(
     weights = SharedWeights(model.state_dict())
     weights.publish(model.state_dict(), 1)
     acting = sampling(
-        model, weights, ActingPlace(torch.Generator(device).manual_seed(0), precision)
+        model, weights, ActingPlace(torch.Generator(device).manual_seed(0), precision=precision)
     )
     acting.refresh()
     if compiled_for:

@@ -67,7 +67,7 @@ def measure(case: str, rows: int, precision: str, device: str, seconds: float) -
     ways: dict[str, Callable[[], object]] = {"network in torch": forward}
     if where.type == "cpu":  # policy workers have a call of their own for a GPU
         for name, new_acting in {"call": sampling, "call in torch": in_torch}.items():
-            place = ActingPlace(torch.Generator().manual_seed(0), precision)
+            place = ActingPlace(torch.Generator().manual_seed(0), precision=precision)
             ways[name] = asking(partial(new_acting, new_model(), weights, place), slots)
         if has_pass(model) and precision == "fp32":
             arrays = {name: leaf[0, 0] for name, leaf in slots.obs.items()}

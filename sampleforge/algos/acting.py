@@ -41,8 +41,8 @@ class ActingPlace:
     actions of the next step, leaf -> [B, ...], if they were taken before."""
 
     generator: torch.Generator
-    precision: str = "fp32"
     new_seed: NewSeed = keep_seed
+    precision: str = "fp32"
     num_rows: int = 0
     recorded: bool = False
     ladder: torch.Tensor | None = None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sampleforge.algos.acting import Acting, ActingPlace, Array
+from sampleforge.algos.acting import Acting, ActingPlace, NewSeed
 from sampleforge.algos.algorithm import Algorithm, LearnerPlace
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
@@ -199,7 +199,8 @@ def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint
 
 @dataclass(frozen=True)
 class ActingMaker:
-    """Makes the policy of an actor (inline) or policy worker, in its process; see `ActingPlace`.
+    """Makes the policy of an actor (inline) or policy worker, in its process. ``place`` makes the
+    rest of its `ActingPlace`, given the generator and whether to begin anew.
 
     ``sizes``: numbers of rows for which its passes are compiled; several stand for any number
     (empty: they are not compiled)."""
@@ -208,27 +209,14 @@ class ActingMaker:
     weights: SharedWeights
     seeds: PolicySeeds
     device: str
-    precision: str
-    num_rows: int = 0
-    recorded: bool = False
-    ladder: torch.Tensor | None = None
-    progress: Progress | None = None
-    given: Callable[[], Mapping[str, Array]] | None = None
+    place: Callable[[torch.Generator, NewSeed], ActingPlace]
     sizes: tuple[int, ...] = ()
 
     def __call__(self) -> Acting:
         maker = self.network
         assert maker.algorithm.new_acting is not None
-        place = ActingPlace(
-            torch.Generator(self.device).manual_seed(self.seeds.first()),
-            self.precision,
-            self.seeds,
-            self.num_rows,
-            self.recorded,
-            self.ladder,
-            self.progress,
-            self.given,
-        )
+        generator = torch.Generator(self.device).manual_seed(self.seeds.first())
+        place = self.place(generator, self.seeds)
         acting = maker.algorithm.new_acting(maker.config, maker(), self.weights, place)
         if self.sizes:
             acting.compile(maker.spec.observations, self.sizes)
@@ -252,18 +240,15 @@ def acting_maker(
         shared = plan.inference == "worker" or plan.variable
         many = shared and served * plan.num_streams > 1
         sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
-    return ActingMaker(
-        network,
-        weights,
-        seeds,
-        device or acting_device(plan),
-        plan.acting_precision,
-        plan.agent_rows,
-        plan.records,
-        ladder,
-        progress,
-        sizes=sizes,
+    place = partial(
+        ActingPlace,
+        precision=plan.acting_precision,
+        num_rows=plan.agent_rows,
+        recorded=plan.records,
+        ladder=ladder,
+        progress=progress,
     )
+    return ActingMaker(network, weights, seeds, device or acting_device(plan), place, sizes)
 
 
 def acting_device(plan: SamplerPlan) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from sampleforge.algos.acting import ActingPlace
 from sampleforge.env.seeding import DATASET_STREAM
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.shares import Shares
@@ -68,9 +69,8 @@ def add_dataset_actors(
         seed = partial(_seed, start.seed, number, start.resumes, life)
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
         weights = parts.channels.weights
-        new_acting = ActingMaker(
-            parts.new_model, weights, seeds, ACTS_ON, precision, given=rows.actions
-        )
+        place = partial(ActingPlace, precision=precision, given=rows.actions)
+        new_acting = ActingMaker(parts.new_model, weights, seeds, ACTS_ON, place)
         inference = LocalInference(new_acting, exchange.slots, 1, index)
         port = PolicyPort(0, exchange, inference)
         wakeup = channels.wakeups[index]
