@@ -56,9 +56,9 @@ class ActingPlace:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the policy acts on the CPU in full precision, and nothing more is asked of it."""
-        known = self.recorded or self.given is not None
-        return self.device.type == "cpu" and self.precision == "fp32" and not known
+        """Whether the policy only chooses actions, on the CPU and in full precision."""
+        chooses_alone = not self.recorded and self.given is None
+        return chooses_alone and self.device.type == "cpu" and self.precision == "fp32"
 
 
 class Acted(NamedTuple, Generic[T]):
