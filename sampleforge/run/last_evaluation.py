@@ -6,22 +6,24 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from sampleforge.workers.config import answer_timeout
-
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
     from sampleforge.topologies.graph import PolicyGroup
 
 
-def last_evaluation(session: Session) -> Iterator[dict[str, float]]:
+PATIENCE_S = 120.0
+"""Seconds after the end of the training within which the learners of a policy must have published
+its last weights."""
+
+
+def last_evaluation(session: Session, patience: float = PATIENCE_S) -> Iterator[dict[str, float]]:
     """Have the evaluators of all policies evaluate the last weights, those of the last checkpoint,
     unless that was done; yields the reports of these evaluations. Ends early when the session is
-    interrupted. The training must be over."""
+    interrupted. The training must be over. ``patience``: see `PATIENCE_S`."""
     groups = [group for group in session.graph.groups if group.evaluations is not None]
+    groups = [group for group in groups if _finish(session, group, patience)]
     if not groups:
         return
-    for group in groups:
-        _finish(session, group)
     waiting = _waiting(session, groups)
     if waiting and not session.is_interrupted():
         episodes = session.resolved.evaluate_episodes
@@ -34,13 +36,20 @@ def last_evaluation(session: Session) -> Iterator[dict[str, float]]:
         waiting = _waiting(session, waiting)
 
 
-def _finish(session: Session, group: PolicyGroup) -> None:
-    """Wait until the learners of a policy have published their last weights."""
-    asked, timeout = monotonic(), answer_timeout(session.resolved)
+def _finish(session: Session, group: PolicyGroup, patience: float) -> bool:
+    """Wait until the learners of a policy have published their last weights; return whether they
+    have. (A learner that does not answer at all is replaced, see `Runner.ask`.)"""
+    asked = monotonic()
     while session.ask_learner(group, "finish") is None and not session.is_interrupted():
-        if monotonic() - asked > timeout:
-            raise TimeoutError(f"{group.learner.name} did not end within {timeout:g} s")
+        if monotonic() - asked > patience:
+            session.alert(
+                f"The last weights of {group.learner.name} are not evaluated: it has not published "
+                f"them within {patience:g} s of the end. `sampleforge eval` evaluates the last "
+                "checkpoint"
+            )
+            return False
         session.work()
+    return True
 
 
 def _waiting(session: Session, groups: list[PolicyGroup]) -> list[PolicyGroup]:

@@ -73,7 +73,8 @@ class QuietDisplay:
 class LineDisplay(QuietDisplay):
     """Shows one aligned line per report and one line per evaluation, with a header every
     `HEADER_EVERY` lines: for files and pipes. Runs with a replay show how full it is, runs
-    on recorded data the passes over them, all others the policy lag."""
+    on recorded data the passes over them, all others the policy lag. A report of an evaluation
+    after which no env step was taken, such as that of the last weights, has no line of its own."""
 
     COLUMNS = (
         ("time", 7),
@@ -95,11 +96,25 @@ class LineDisplay(QuietDisplay):
         self._lines = 0
         self._known = LastKnown()
         self._env_restarts = 0.0
+        self._env_steps = -1.0
 
     def update(self, values: Values, state: RunState | None = None) -> None:
         self._goal.observe(values)
         evaluated = evaluations(values)  # of this report, not the last one that is known
         values = with_overall({**self._known.last(values), **values})
+        if not evaluated or values["env_steps"] > self._env_steps:
+            self._training(values)
+        self._env_steps = values["env_steps"]
+        if values.get("env_restarts", 0.0) > self._env_restarts:
+            self._env_restarts = values["env_restarts"]
+            self._print(env_restarts(values), "warning")
+        for prefix, result in evaluated.items():
+            own = {name.removeprefix(prefix): value for name, value in result.items()}
+            policy = f" {prefix.removesuffix('/')}" if prefix else ""
+            self._print(f"evaluated{policy}: {evaluation(own)}", "info")
+
+    def _training(self, values: Values) -> None:
+        """Print the line of a report, under a header where it is due."""
         if self._lines % self.HEADER_EVERY == 0:
             names = [name for name, _ in self.COLUMNS]
             if has_replay(values):
@@ -122,13 +137,6 @@ class LineDisplay(QuietDisplay):
                 duration(self._goal.seconds_left()),
             ]
         )
-        if values.get("env_restarts", 0.0) > self._env_restarts:
-            self._env_restarts = values["env_restarts"]
-            self._print(env_restarts(values), "warning")
-        for prefix, result in evaluated.items():
-            own = {name.removeprefix(prefix): value for name, value in result.items()}
-            policy = f" {prefix.removesuffix('/')}" if prefix else ""
-            self._print(f"evaluated{policy}: {evaluation(own)}", "info")
 
     def _line(self, cells: list[str]) -> None:
         widths = [width for _, width in self.COLUMNS]
