@@ -13,10 +13,18 @@ from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
 from sampleforge.env.interface import checked_reset, refuse_step
+from sampleforge.env.single import (
+    EPISODE_STATS,
+    TRUE_OBJECTIVE,
+    objective_of,
+    offered_shaping,
+    send_episode_stats,
+)
 from sampleforge.env.step_values import check_info, write_flags, write_rewards
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.time_limits import own_limit_of_rows
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
+from sampleforge.env.vector_info import NOTHING, value_of_row
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
@@ -73,6 +81,7 @@ class GymnasiumVector(EnvVector):
             max_episode_steps=max_episode_steps,
             protocol=protocol,
             asynchronous=asynchronous or isinstance(env, AsyncVectorEnv),
+            reward_shaping=offered_shaping(env, config.env),
             takes_task=task_setter(env) is not None,
         )
         super().__init__(spec, len(seeds))
@@ -137,6 +146,8 @@ class GymnasiumVector(EnvVector):
         write_flags(out.truncated, truncated, "truncated", env_id)
         self._check_info(info)
         ended = out.terminated | out.truncated
+        if info:
+            self._take_results(info, ended)
         self._write(observations, out.obs)
         if not self._same_step:
             self._check_masks(out.obs, ended)
@@ -161,6 +172,32 @@ class GymnasiumVector(EnvVector):
                 f"give them as the observation leaf {ACTION_MASK!r} of a Dict space, or use "
                 "--env-backend single"
             )
+
+    def _take_results(self, info: Mapping[str, Any], ended: Array) -> None:
+        """Take the results and the statistics of episodes from the info of a step with which the
+        rows ``ended``, bool [rows], have ended. Those of rows that SAME_STEP has reset are in
+        info["final_info"]; what is beside it is of their resets."""
+        stepped = np.ones_like(ended) if self._same_step else np.logical_not(self._ended)
+        final = info.get("final_info")
+        if self._mode is AutoresetMode.SAME_STEP and isinstance(final, Mapping):
+            self._take_results_of(final, ended, ended)
+            stepped &= ~ended
+        self._take_results_of(info, stepped, ended)
+
+    def _take_results_of(self, info: Mapping[str, Any], rows: Array, ended: Array) -> None:
+        """Take them of the ``rows``, bool [rows]; statistics of those among them that have
+        ``ended``, because a VectorEnv may give all rows some at every step."""
+        env_id, total = self.spec.env_id, self.num_rows
+        if TRUE_OBJECTIVE in info:
+            for row in np.flatnonzero(rows).tolist():
+                value = value_of_row(info, TRUE_OBJECTIVE, row, total, env_id)
+                if value is not NOTHING:
+                    self._objectives[row] = objective_of(value, f"{env_id}, row {row}")
+        if EPISODE_STATS in info:
+            for row in np.flatnonzero(rows & ended).tolist():
+                stats = value_of_row(info, EPISODE_STATS, row, total, env_id)
+                if stats is not NOTHING:
+                    send_episode_stats(stats, f"{env_id}, row {row}")
 
     def _check_masks(self, obs: Mapping[str, Array], ended: Array | None = None) -> None:
         """Raise ConfigError for a row that has to act and whose mask allows no action; allow every
@@ -203,6 +240,11 @@ class GymnasiumVector(EnvVector):
     def mode(self) -> AutoresetMode:
         """The autoreset mode of the VectorEnv."""
         return self._mode
+
+    def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
+        if not self.spec.reward_shaping:
+            super().set_reward_shaping(numbers)
+        self._env.unwrapped.reward_shaping.update(numbers)  # type: ignore[attr-defined]
 
     def row_env(self, row: int) -> VectorEnv[Any, Any, Any]:
         return self._env

@@ -18,7 +18,13 @@ from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.interface import stage
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.seeding import next_seed
-from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_stats
+from sampleforge.env.single import (
+    EPISODE_STATS,
+    MAX_REBUILDS,
+    TRUE_OBJECTIVE,
+    objective_of,
+    send_episode_stats,
+)
 from sampleforge.env.starting import tell_of_row
 from sampleforge.env.step_values import check_info, flag_of, reward_of
 from sampleforge.env.tasks import RowTasks, task_setter
@@ -186,6 +192,8 @@ class ParallelRows(MultiAgentRows):
         self._observations[seat].check_masks_in(row, info)
         if EPISODE_STATS in info:
             send_episode_stats(info[EPISODE_STATS], where)
+        if TRUE_OBJECTIVE in info:
+            self.seats[seat].set_objective(row, objective_of(info[TRUE_OBJECTIVE], where))
 
     def _listed(self, env: Any) -> set[str]:
         """Return the agents that an environment lists. Raises ConfigError for one that was not

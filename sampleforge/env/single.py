@@ -196,8 +196,7 @@ class SyncVector(EnvVector):
         if EPISODE_STATS in info:
             send_episode_stats(info[EPISODE_STATS], where)
         if TRUE_OBJECTIVE in info:
-            what = f"info[{TRUE_OBJECTIVE!r}]"
-            self._objectives[row] = result_of(info[TRUE_OBJECTIVE], what, where)
+            self._objectives[row] = objective_of(info[TRUE_OBJECTIVE], where)
 
     def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
         if not self.spec.reward_shaping:
@@ -315,6 +314,12 @@ def offered_shaping(env: gym.Env[Any, Any], env_id: str) -> dict[str, float]:
         raise ConfigError(
             f"{env_id}: its reward_shaping is {offered!r}, but must be a dict of numbers by name"
         ) from error
+
+
+def objective_of(value: Any, where: str) -> float:
+    """Return the result of an episode as a float. Raises ConfigError, naming ``where``, if it is
+    not a number."""
+    return result_of(value, f"info[{TRUE_OBJECTIVE!r}]", where)
 
 
 def send_episode_stats(stats: Any, where: str) -> None:

@@ -1,0 +1,152 @@
+"""Results and statistics of episodes are taken from the infos of every kind of environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.random_actions import random_actions
+from sampleforge.env.registry import make_vector
+from sampleforge.env.vector import EnvVector, own_outputs
+from sampleforge.shared.events import send_through_in_thread
+from tests.support.envs import CodeEnv, CountingVectorEnv
+from tests.support.multi_agent import CodeParallelEnv, Dicts
+
+ROWS, LENGTH = 3, 4
+own_info: Any = {}
+"""What `OwnInfos` adds to each info; set before it is made, whose arguments are plain."""
+
+
+class Results(CodeEnv):
+    """The result so far is 1000 x env id + step; at the end the length is a statistic."""
+
+    def step(self, action: Any) -> Any:
+        *step, terminated, truncated, info = super().step(action)
+        assert self.env_id is not None
+        info = {"true_objective": 1000.0 * self.env_id + self.steps}
+        if terminated or truncated:
+            info["episode_extra_stats"] = {"steps": self.steps, "row": self.env_id}  # type: ignore[assignment]
+        return *step, terminated, truncated, info
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, _ = super().reset(**kwargs)
+        return observation, {"true_objective": -1.0}
+
+
+def single(length: int) -> gym.Env[Any, Any]:
+    return Results(length=length)
+
+
+def of_gymnasium(num_envs: int, length: int, mode: str) -> Any:
+    return SyncVectorEnv(
+        [lambda: Results(length=length) for _ in range(num_envs)],
+        autoreset_mode=AutoresetMode[mode.upper()],
+    )
+
+
+class OwnInfos(CountingVectorEnv):
+    """A VectorEnv with infos of its own form."""
+
+    def __init__(self, num_envs: int, length: int, mode: str = "next_step") -> None:
+        super().__init__(num_envs, mode=mode, length=length)
+        self.reward_shaping = {"bonus": 1.0}
+
+    def step(self, actions: Any) -> Any:
+        *step, info = super().step(actions)
+        return *step, {**info, **own_info}
+
+
+class Agents(CodeParallelEnv):
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        *step, infos = super().step(actions)
+        for agent, info in infos.items():
+            info["true_objective"] = 1000.0 * self.possible_agents.index(agent) + self.steps
+        return *step, infos  # type: ignore[return-value]
+
+
+@pytest.fixture
+def stats() -> Iterator[list[Any]]:
+    taken: list[Any] = []
+    before = send_through_in_thread(lambda kind, payload: taken.append(payload))
+    yield taken
+    send_through_in_thread(before)
+
+
+def made(name: str, **kwargs: Any) -> EnvVector:
+    env_kwargs = {"length": LENGTH, **kwargs}
+    config = EnvConfig(env=f"{__name__}:{name}", env_kwargs=env_kwargs, decorrelate=False)
+    return make_vector(config, ROWS, list(range(ROWS)))
+
+
+def played(vector: EnvVector, steps: int = 2 * LENGTH + 2) -> list[list[tuple[int, float]]]:
+    """(row, return) of the episodes of each seat, in the order in which they end."""
+    outs = [own_outputs(seat.spec, ROWS) for seat in vector.seats]
+    rng, found = np.random.default_rng(0), [list[tuple[int, float]]() for _ in outs]
+    for seat, out in zip(vector.seats, outs, strict=True):
+        seat.reset(out.obs)
+    for _ in range(steps):
+        for seat in vector.seats:
+            seat.send(random_actions(seat.spec, ROWS, rng))
+        for seat, out, episodes in zip(vector.seats, outs, found, strict=True):
+            episodes += [(episode.row, episode.ret) for episode in seat.recv(out)]
+    vector.close()
+    return found
+
+
+@pytest.mark.parametrize("mode", ["", "next_step", "same_step", "disabled"])
+def test_rows_of_a_vector_env_are_reported_as_single_environments_are(
+    mode: str, stats: list[Any]
+) -> None:
+    vector = made("of_gymnasium", mode=mode) if mode else made("single")
+    (episodes,) = played(vector)
+    assert episodes == [(row, 1000.0 * row + LENGTH) for row in range(ROWS)] * 2
+    assert stats == [{"steps": LENGTH, "row": row} for row in range(ROWS)] * 2
+
+
+def test_agents_have_results_of_their_own() -> None:
+    found = played(made("Agents"))
+    assert found == [[(row, 1000.0 * seat + LENGTH) for row in range(ROWS)] * 2 for seat in (0, 1)]
+
+
+def test_a_vector_env_may_give_all_rows_a_value_at_every_step(
+    monkeypatch: pytest.MonkeyPatch, stats: list[Any]
+) -> None:
+    info = {"true_objective": [5.0, 6.0, 7.0], "episode_extra_stats": {"x": np.arange(3)}}
+    monkeypatch.setattr(f"{__name__}.own_info", info)
+    for mode in ("next_step", "same_step"):
+        assert played(made("OwnInfos", mode=mode)) == [[(0, 5), (1, 6), (2, 7)] * 2]
+        assert stats == [{"x": 0}, {"x": 1}, {"x": 2}] * 2, "at the ends of episodes"
+        stats.clear()
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        ({"true_objective": 5.0}, "all 3 rows: info['true_objective'] must be an array"),
+        ({"true_objective": [1.0, None, 2.0]}, "row 1: info['true_objective'] must be a number"),
+        ({"episode_extra_stats": {"x": 1.0}}, "all 3 rows: info['x'] must be an array"),
+        ({"episode_extra_stats": [1, 2, 3]}, "row 0: info['episode_extra_stats'] must be a dict"),
+    ],
+)
+def test_what_is_no_such_value_is_refused(
+    monkeypatch: pytest.MonkeyPatch, info: Any, words: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.own_info", info)
+    with pytest.raises(ConfigError) as refusal:
+        played(made("OwnInfos"))
+    assert words in str(refusal.value), refusal.value
+
+
+def test_a_vector_env_offers_reward_shaping_numbers() -> None:
+    vector = made("OwnInfos")
+    assert vector.spec.reward_shaping == {"bonus": 1.0}
+    vector.set_reward_shaping({"bonus": 2.0})
+    assert vector.row_env(0).unwrapped.reward_shaping == {"bonus": 2.0}
+    vector.close()
