@@ -117,6 +117,11 @@ class EpisodeAssembler:
             largest = max(self._open, key=lambda each: self._open[each].nbytes)
             yield self._cut(largest)
 
+    @property
+    def unfinished(self) -> int:
+        """Number of episodes that are going on, of which there are steps."""
+        return sum(episode.steps > 0 for episode in self._open.values())
+
     def flush(self) -> Iterator[RecordedEpisode]:
         """Yield what there is of the unfinished episodes, as parts that do not end."""
         for env_row in list(self._open):

@@ -5,7 +5,8 @@ A dataset is a folder ``data`` with ``metadata.json`` and, for HDF5, ``main_data
 Minari requires:
 
 * ``sampleforge`` in metadata.json: the environment's spec as JSON (`sampleforge.env.spec_json`);
-* ``dropped`` in metadata.json: what the recorder could not keep up with, see `Dropped`;
+* ``dropped`` in metadata.json: what was sampled and is not in the dataset, see `Dropped`;
+* ``recording`` in metadata.json: whether a recording goes on, or was broken off;
 * stacks of frames as single frames, so that ``observation_space`` has the space of one frame;
 * in ``infos``: the arrays that `INFOS` names;
 * as attributes of an episode: those that `ATTRIBUTES` names.
@@ -27,6 +28,7 @@ METADATA_FILE = "metadata.json"
 MAIN_FILE = "main_data.hdf5"
 SPEC_KEY = "sampleforge"
 DROPPED_KEY = "dropped"
+RECORDING_KEY = "recording"
 
 LOG_PROB = "log_prob"
 VERSION = "policy_version"
@@ -64,29 +66,47 @@ truncated."""
 
 
 class Dropped(NamedTuple):
-    """What was sampled and not recorded, because the recorder could not keep up. ``episodes``: left
-    out as a whole, which was decided before they began; ``steps``: env steps that are missing;
-    ``cut_episodes``: recorded up to a step, which is where the recorder stood still."""
+    """What was sampled and is not in a dataset. Because the recorder could not keep up:
+    ``episodes``, left out as a whole, which was decided before they began; ``steps``, env steps
+    that are missing; ``cut_episodes``, recorded up to a step, which is where the recorder stood
+    still. Because it was killed or could not write, ``breaks`` times: ``lost_episodes``, those of
+    its open segment and those that were going on (of a run that was killed they are not known)."""
 
     episodes: int = 0
     steps: int = 0
     cut_episodes: int = 0
+    lost_episodes: int = 0
+    breaks: int = 0
 
     def plus(self, other: Dropped) -> Dropped:
         return Dropped(*(a + b for a, b in zip(self, other, strict=True)))
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Dropped:
-        """Return what the metadata of a dataset name; zeros where they name nothing. Raises
-        ConfigError for a value that is no count."""
+        """Return what the metadata of a dataset name; zeros where they name nothing. A recording
+        that has not ended counts as broken off. Raises ConfigError for a value that is no count."""
         given = metadata.get(DROPPED_KEY, {})
         if not isinstance(given, dict) or not all(map(_is_count, given.values())):
             raise ConfigError(f"{METADATA_FILE}: {DROPPED_KEY} is {given!r:.80}, not counts")
-        return cls(*(given.get(name, 0) for name in cls._fields))
+        counted = cls(*(given.get(name, 0) for name in cls._fields))
+        return counted.plus(cls(breaks=int(metadata.get(RECORDING_KEY) is True)))
 
     def __str__(self) -> str:
-        cut = f", and the ends of {self.cut_episodes:,} episodes" if self.cut_episodes else ""
-        return f"{self.episodes:,} whole episodes{cut}, in total {self.steps:,} env steps"
+        parts = []
+        if self.episodes or self.steps or self.cut_episodes:
+            cut = f", and the ends of {self.cut_episodes:,} episodes" if self.cut_episodes else ""
+            parts.append(
+                f"{self.episodes:,} whole episodes{cut}, in total {self.steps:,} env steps: the "
+                "recorder could not keep up"
+            )
+        if self.breaks:
+            known = f" ({self.lost_episodes:,} of them are known)" if self.lost_episodes else ""
+            times = "once" if self.breaks == 1 else f"{self.breaks:,} times"
+            parts.append(
+                f"the episodes that were going on or not stored yet{known} when the recording was "
+                f"broken off, {times}"
+            )
+        return "; and ".join(parts)
 
 
 def _is_count(value: Any) -> bool:

@@ -93,6 +93,9 @@ class RolloutQueue:
                 "shortened": ((actors * depth, shape.rows), "bool"),
                 "dropped": ((actors, len(Dropped._fields)), "int64"),
                 "ended": ((actors,), "bool"),
+                "held": ((1,), "int64"),
+                "records": ((1,), "bool"),
+                "lost": ((len(Dropped._fields),), "int64"),
             }
         )
 
@@ -114,17 +117,32 @@ class RolloutQueue:
 
     @property
     def dropped(self) -> Dropped:
-        """What was left out because the recorder was not fast enough."""
-        return Dropped(*self._state["dropped"].sum(0).tolist())
+        """What was sampled in this run and is not recorded."""
+        return Dropped(*(self._state["dropped"].sum(0) + self._state["lost"]).tolist())
 
     @property
     def ended(self) -> bool:
         """Whether nothing more is recorded."""
         return bool(self._state["ended"].all())
 
+    def begin(self) -> None:
+        """Begin to record. If an earlier recorder has not ended, it was killed: the episodes that
+        it held are lost, and counted. Called by the recorder."""
+        held = self._state["held"]
+        if self._state["records"][0]:
+            lost = self._state["lost"]
+            lost += Dropped(lost_episodes=int(held[0]), breaks=1)
+        held[0], self._state["records"][0] = 0, True
+
+    def hold(self, episodes: int) -> None:
+        """Note how many episodes would be lost if the recorder was killed now: those that it has
+        taken, and that are not in a closed segment. Called by the recorder."""
+        self._state["held"][0] = episodes
+
     def end(self) -> None:
         """Record nothing more: actors send no more rollouts. Called by the recorder."""
         self._state["ended"][...] = True
+        self._state["records"][0] = False
 
     def end_of(self, actor: int) -> None:
         """Send nothing more of one actor. Called by the actor."""
@@ -152,12 +170,13 @@ class RolloutQueue:
         new = slice(about.begin, about.end)
         first, valid = slots.first[slot, new], slots.valid[slot, new]
         some, *dropped = kept.take(first, valid)
-        self._state["dropped"][actor, :2] += dropped
+        counts = self._state["dropped"][actor]
+        counts[:2] += dropped
         if not some:
             return
         if not self._waits_for_room(actor, waiting):
             steps = np.count_nonzero(valid) - dropped[1]
-            self._state["dropped"][actor] += 0, steps, kept.lose()
+            counts += Dropped(steps=int(steps), cut_episodes=kept.lose())
             return
         place = self._rings.pushed(actor) % self.depth
         at = actor * self.depth + place

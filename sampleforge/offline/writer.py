@@ -136,7 +136,8 @@ class DatasetWriter:
 
     ``steps``, ``episodes`` and ``nbytes`` count what this writer has written into closed segments;
     ``size``: bytes of the whole dataset without the open segment; ``age``: seconds since the first
-    episode of the open segment. ``dropped``: what this recording has dropped so far; set it.
+    episode of the open segment. ``dropped``: what this recording has dropped so far, and
+    ``goes_on``: whether more is to come; set them.
     """
 
     def __init__(self, folder: Path, form: DatasetFormat) -> None:
@@ -157,13 +158,20 @@ class DatasetWriter:
         self._segment_nbytes = 0
         self._began = 0.0
         self.steps = self.episodes = self.nbytes = 0
-        self.dropped = self._told_dropped = fields.Dropped()
+        self.dropped = fields.Dropped()
+        self.goes_on = False
+        self._told = (self.dropped, self.goes_on)
         self._open()
         self.size = sum(each.stat().st_size for each in self._data.iterdir())
 
     @property
     def age(self) -> float:
         return monotonic() - self._began if self._in_segment else 0.0
+
+    @property
+    def in_segment(self) -> int:
+        """Number of episodes in the open segment, and of parts of such."""
+        return len(self._in_segment)
 
     def add(self, episode: RecordedEpisode) -> None:
         """Write an episode into the open segment, and close the segment if it has its size. Raises
@@ -185,7 +193,7 @@ class DatasetWriter:
         """Close the open segment, if there is one: its episodes belong to the dataset from then on.
         Raises OSError."""
         if self._file is None:
-            if self.dropped != self._told_dropped:
+            if (self.dropped, self.goes_on) != self._told:
                 self._write_metadata()
             return
         try:
@@ -292,12 +300,13 @@ class DatasetWriter:
             "squashed_actions": self._form.squashed,
             fields.SPEC_KEY: spec_to_plain(self._spec),
             fields.DROPPED_KEY: self._form.dropped.plus(self.dropped)._asdict(),
+            fields.RECORDING_KEY: self.goes_on,
         }
         path = self._data / fields.METADATA_FILE
         temporary = self._data / f".{fields.METADATA_FILE}.tmp"
         temporary.write_text(json.dumps(metadata), encoding="utf-8")
         _sync_and_rename(temporary, path)
-        self._told_dropped = self.dropped
+        self._told = (self.dropped, self.goes_on)
 
     def _write(self, name: str, number: int, episode: RecordedEpisode) -> None:
         """Write an episode into a group of the segment, called ``name``."""

@@ -38,6 +38,7 @@ class RecordingReports(Callback):
             "record_dropped_steps": float(dropped.steps),
             "record_dropped_episodes": float(dropped.episodes),
             "record_cut_episodes": float(dropped.cut_episodes),
+            "record_lost_episodes": float(dropped.lost_episodes),
         }
 
     def extend_report(self, session: Session, report: dict[str, float]) -> None:
@@ -58,7 +59,7 @@ class RecordingReports(Callback):
             session.runner.ask(self._recording.node, "finish", None, left, alone=True)
         dropped = self._recording.queue.dropped
         if any(dropped):
-            session.alert(f"The recording lacks {dropped}: the recorder could not keep up")
+            session.alert(f"The recording lacks {dropped}")
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
         summary.update({name: int(value) for name, value in self._figures(session).items()})

@@ -18,8 +18,7 @@ def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
     if not isinstance(config, StoredRunConfig):
         check_recording(config, spec)
     return [
-        f"--input: the recording of {dataset.source} lacks {dataset.dropped}: the recorder could "
-        "not keep up"
+        f"--input: the recording of {dataset.source} lacks {dataset.dropped}"
         for dataset in datasets
         if any(dataset.dropped)
     ]

@@ -27,7 +27,7 @@ class RecorderWorker(EventDriven):
 
     Recording ends with a warning, and training goes on, when the dataset has ``max_bytes`` or a
     write fails. A killed recorder's successor goes on with the rollouts that are in the queue; the
-    open segment and the unfinished episodes are lost.
+    open segment and the unfinished episodes are lost, and the dataset says how many there were.
     """
 
     def __init__(
@@ -56,10 +56,13 @@ class RecorderWorker(EventDriven):
         self._before = [float(self._count[name][0]) for name in _COUNTED]
         self._assembler = EpisodeAssembler(self._queue.shape.spec, UNFINISHED_BYTES)
         if not self._queue.ended:
+            self._queue.begin()
             self._try(self._open)
 
     def _open(self) -> None:
-        self._writer = self._make_writer()
+        self._writer = writer = self._make_writer()
+        writer.dropped, writer.goes_on = self._queue.dropped, True
+        writer.close_segment()  # it has none; the metadata say that more is to come
 
     def step(self) -> bool:
         """Take a rollout of each actor."""
@@ -68,6 +71,8 @@ class RecorderWorker(EventDriven):
         writer = self._writer
         if writer is not None and writer.age > SEGMENT_S:
             self._try(writer.close_segment)
+        if writer is not None and moved:
+            self._queue.hold(writer.in_segment + self._assembler.unfinished)
         self._publish()
         return moved
 
@@ -121,7 +126,7 @@ class RecorderWorker(EventDriven):
             self._try(self._add, episode)
         writer = self._writer
         if writer is not None:
-            writer.dropped = self._queue.dropped
+            writer.dropped, writer.goes_on = self._queue.dropped, False
             self._try(writer.close_segment)
         self._publish()
         self._before = [float(self._count[name][0]) for name in _COUNTED]
@@ -149,14 +154,15 @@ class RecorderWorker(EventDriven):
             for name, before, now in zip(_COUNTED, self._before, written, strict=True):
                 count[name][0] = before + now
         dropped = self._queue.dropped
-        if any(dropped) and not self._told:
+        if dropped.steps and not self._told:
             self._told = True
             log.warning(
                 "Recording cannot keep up with sampling, so whole episodes are left out, chosen "
-                "before they begin: %s so far; record_dropped_episodes and record_dropped_steps "
-                "count them. Record to a faster disk, use --record-compression none or fewer "
-                "workers",
-                dropped,
+                "before they begin: %d so far, %d env steps; record_dropped_episodes and "
+                "record_dropped_steps count them. Record to a faster disk, use "
+                "--record-compression none or fewer workers",
+                dropped.episodes,
+                dropped.steps,
             )
 
 

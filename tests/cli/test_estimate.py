@@ -251,6 +251,10 @@ def test_what_a_recording_lacks_is_said(
         assert "the recording lacks 12 whole episodes" in said and "3,456 env steps" in said
         assert ("biased towards short episodes" in said) == bool(cut)
         assert {name: result[f"dropped_{name}"] for name in lacks} == lacks
+    write_dataset(tmp_path / "killed", policy.spec, episodes, dropped={"breaks": 2})
+    _, said = estimated(run, tmp_path / "killed", capsys, FAST)
+    assert "were going on or not stored yet when the recording was broken off, 2 times" in said
+    assert "are rather long ones: the estimates are biased towards short episodes" in said
 
 
 def test_box_actions_of_an_earlier_version_are_warned_of(

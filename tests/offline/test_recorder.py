@@ -18,9 +18,11 @@ import pytest
 from sampleforge.cli import main
 from sampleforge.offline import writer
 from sampleforge.offline.dataset import StoredEpisode, open_dataset
+from sampleforge.offline.minari_format import Dropped
 from sampleforge.offline.whole_episodes import whole_episodes
 from sampleforge.offline.writer import DatasetFormat, DatasetWriter
 from sampleforge.workers import recorder
+from sampleforge.workers.actor import END_RECORDING
 from tests.support.graphs import running
 from tests.support.offline import PLAYED, SEEN, record, stored, wired
 from tests.support.recordings import CODE, check_code, config
@@ -75,10 +77,41 @@ def test_a_killed_recorder_is_replaced_and_nothing_wrong_is_written(tmp_path: Pa
             if kill:
                 os.kill(runner.pids()["recorder"], signal.SIGKILL)
         assert graph.restarts()["recorder"] == 2
+        assert graph.recording is not None
+        lost = graph.recording.queue.dropped
+    assert lost.breaks == 2 and lost.lost_episodes >= 2
+    assert open_dataset(folder).dropped == lost
     episodes = list(open_dataset(folder).episodes())
     assert sum(map(len, episodes)) >= 500
     for episode in episodes:
         check_code(episode)
+
+
+def test_the_dataset_says_how_many_episodes_a_killed_recorder_had(tmp_path: Path) -> None:
+    """Also while it is not known yet, because nothing has taken its place."""
+    folder = tmp_path / "data"
+    graph, _ = wired(config(folder, serial=True, decorrelate=False))
+    assert graph.recording is not None
+    writing, queue = graph.recording.node.worker, graph.recording.queue
+    workers = [node.worker for node in graph.nodes]
+    for worker in workers:
+        worker.start()
+    for number in range(300):
+        for worker in workers:
+            worker.step()
+        if number == 100:
+            assert open_dataset(folder).dropped == Dropped(breaks=1)
+            writing.start()  # as the next one does after a kill
+    for node in graph.having("actor"):
+        node.worker.handle(END_RECORDING, None)
+    for worker in reversed(workers):
+        worker.close()
+    lost = open_dataset(folder).dropped
+    assert lost == queue.dropped == Dropped(breaks=1, lost_episodes=lost.lost_episodes)
+    assert lost.lost_episodes >= 4
+    recorded = sum(episode.begins for episode in open_dataset(folder).episodes())
+    assert 0 <= lost.lost_episodes + recorded - graph.total("episodes") <= 4, "are going on"
+    assert str(lost).endswith("when the recording was broken off, once")
 
 
 def test_a_long_episode_in_parts_is_the_same_episode(

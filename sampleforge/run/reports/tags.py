@@ -37,6 +37,7 @@ GROUPS = {
         "record_dropped_steps",
         "record_dropped_episodes",
         "record_cut_episodes",
+        "record_lost_episodes",
     ),
     "losses": (
         "loss",

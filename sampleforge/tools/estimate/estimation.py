@@ -346,10 +346,15 @@ def _data_warnings(data: OfflineDataset, given: SortedOut, rule: EstimationRule)
             "default), the estimates are wrong; record them again"
         )
     if any(data.dropped):
-        warnings.append(f"the recording lacks {data.dropped}: the recorder could not keep up")
+        warnings.append(f"the recording lacks {data.dropped}")
     if data.dropped.cut_episodes:
         warnings.append(
             "episodes are cut where the recorder stood still, which happens rather to long ones: "
             "the estimates are biased towards short episodes"
+        )
+    if data.dropped.breaks:
+        warnings.append(
+            "all episodes that were going on when the recording was broken off are lost, which are "
+            "rather long ones: the estimates are biased towards short episodes"
         )
     return warnings
