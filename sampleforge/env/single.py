@@ -301,7 +301,7 @@ class SyncVector(EnvVector):
                 stack.callback(env.close)
 
 
-def offered_shaping(env: gym.Env[Any, Any], env_id: str) -> dict[str, float]:
+def offered_shaping(env: Any, env_id: str) -> dict[str, float]:
     """Return the reward-shaping numbers that an environment offers: the dict in its attribute
     ``reward_shaping``, which it reads whenever it computes a reward. Raises ConfigError for
     something else there."""

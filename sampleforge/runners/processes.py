@@ -20,13 +20,20 @@ import numpy as np
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runners.events import EventReader
-from sampleforge.runners.silence import StoppedWorkers, Unanswered
+from sampleforge.runners.silence import START_S, StoppedWorkers, Unanswered
 from sampleforge.runtime.open_files import check_workers
 from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
 from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
-from sampleforge.workers.worker import FAILED, StopFlag, WorkerContext, WorkerEnd, run_worker
+from sampleforge.workers.worker import (
+    FAILED,
+    STARTED,
+    StopFlag,
+    WorkerContext,
+    WorkerEnd,
+    run_worker,
+)
 
 STOP_GRACE = 1.5
 """Seconds a worker has to leave its loop before it is killed."""
@@ -69,6 +76,8 @@ class WorkerProcess:
         self._answers: dict[int, Any] = {}
         self._why: str | None = None
         self._hung_up = self._ended = False
+        self.has_started = False
+        """Whether the worker has said that it has started."""
 
     @property
     def pid(self) -> int:
@@ -125,6 +134,8 @@ class WorkerProcess:
                 number, message = self._channel.recv()
                 if number == FAILED:
                     self._why = message
+                elif number == STARTED:
+                    self.has_started = True
                 else:
                     self._answers[number] = message
         except (EOFError, OSError):
@@ -321,34 +332,38 @@ class ProcessRunner:
     ) -> Any:
         """As `Runner.ask`. A worker that does not answer in time, or soon after the training is
         over, is restarted, if its rule allows it, and its successor is asked. When the run is
-        interrupted, metrics are not waited for, and empty."""
-        asked = monotonic()
+        interrupted, metrics are not waited for, and empty. The time in which a learner starts does
+        not count: it may read many gigabytes of data."""
+        asked, patient = monotonic(), node.role == "learner" and not alone
         nodes = [node] if alone else self._nodes
         self._check_lives(nodes, restart=not alone)
         life = self._lives[node.name]
+        starts = patient and not life.has_started
         number = life.request(kind, payload)
         while (answer := life.answer(number, 0.05)) is None:
             if kind == "metrics" and self._interrupted():
                 return {}
             waiting()
             self._check_lives(nodes, restart=not alone)
-            waited = self._age(asked)
+            if starts and life.has_started:
+                starts, asked = False, monotonic()
+            waited, limit = self._age(asked), max(timeout, START_S) if starts else timeout
             if not alone:
                 self._stopped.look(self.pids())
                 if not self._stopped:  # which is told, and is the reason
-                    self._unanswered.look(node.name, waited, timeout)
+                    self._unanswered.look(node.name, waited, limit, starts=starts)
                 self._check_heartbeats()
                 self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
-            if waited > timeout or (not alone and self._keeps_the_end(node, kind, asked)):
+            if waited > limit or (not alone and self._keeps_the_end(node, kind, asked)):
                 silent = f"{node.name} did not answer {kind!r} within {waited:.0f} s"
                 if alone:
                     raise TimeoutError(silent)
                 if not self._restart_silent(node, silent):
                     raise TimeoutError(f"{silent}; its stacks are above")
             if self._lives[node.name] is not life:  # its successor is asked again
-                life = self._lives[node.name]
+                life, starts = self._lives[node.name], patient
                 number, asked = life.request(kind, payload), monotonic()
         self._unanswered.answered(node.name, asked)
         return answer[0]

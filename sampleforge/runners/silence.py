@@ -13,6 +13,8 @@ TELL_AFTER_S = 10.0
 LATE_S, LATE_SAVE_S = 30.0, 120.0
 """Seconds after the end of the training in which a worker must answer, and in which it must have
 written a checkpoint."""
+START_S = 3600.0
+"""Seconds that a learner may take to start, in which it may read data."""
 LOOK_S = 0.5
 """Seconds between two looks for stopped processes."""
 
@@ -85,12 +87,18 @@ class Unanswered:
         self._told: dict[str, float] = {}
         self._longest: dict[str, float] = {}
 
-    def look(self, name: str, waited: float, timeout: float) -> None:
+    def look(self, name: str, waited: float, timeout: float, *, starts: bool = False) -> None:
         """Look at a request to worker ``name`` that has waited for so many seconds, of
-        ``timeout``."""
+        ``timeout``. ``starts``: the worker has not started yet."""
         limit = self._told.get(name, TELL_AFTER_S)
         if waited >= limit:
             self._told[name] = 2 * limit
+            if starts:
+                self._alert(
+                    f"{name} has been starting for {waited:.0f} s: it reads its data, or hangs (it "
+                    f"is replaced after {timeout:g} s)"
+                )
+                return
             self._alert(
                 f"{name} has not answered for {waited:.0f} s: it is busy with one update, or hangs "
                 f"(it is replaced after {timeout:g} s, or soon after the training is over)"

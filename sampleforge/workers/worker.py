@@ -144,6 +144,10 @@ class WorkerEnd:
         poll.register(self._connection, select.POLLIN)
         return poll
 
+    def started(self) -> None:
+        """Tell the driver that the worker has started: its limits hold from now on."""
+        self._connection.send((STARTED, None))
+
     def answer(self, worker: Worker) -> None:
         """Answer a request of the driver, if there is one. A busy worker checks only every
         `CHECK_INTERVAL` s."""
@@ -162,8 +166,9 @@ class WorkerEnd:
             self._connection.close()
 
 
-FAILED = -1
-"""Sent in the place of a request's number: the payload is why the worker has ended, in words."""
+FAILED, STARTED = -1, -2
+"""Sent in the place of a request's number: with `FAILED`, the payload is why the worker has ended,
+in words."""
 
 
 def run_worker(
@@ -204,6 +209,7 @@ def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
         if life:
             worker.recover()
         worker.start()
+        channel.started()
         while not stop.is_set():
             channel.answer(worker)
             if not worker.step():

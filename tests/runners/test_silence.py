@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sampleforge.api import train as train_here
+from sampleforge.models.config import ModelConfig
 from sampleforge.runners import silence
 from sampleforge.runners.silence import StoppedWorkers, Unanswered
 from sampleforge.runtime.watch import seconds_since
@@ -109,6 +110,8 @@ def test_a_worker_that_does_not_answer_is_named_ever_more_rarely() -> None:
     for waited in (12.0, 20.0, 12.0, 39.0):
         watch.look("learner", waited, 300.0)
     assert len(told) == 2 and "20 s" in told[1]
+    watch.look("learner 1", 10.0, 3600.0, starts=True)
+    assert told[2].startswith("learner 1 has been starting for 10 s: it reads its data, or hangs")
 
 
 @pytest.mark.parametrize(
@@ -162,6 +165,27 @@ def test_the_learner_timeout_is_that_of_the_only_learner_too() -> None:
         assert answer_timeout(config(learner_timeout=20.0, num_learners=2)) == 300.0
         assert answer_timeout(config(learner_timeout=200.0, num_learners=2)) == 400.0
     assert answer_timeout(DdppoConfig()) == answer_timeout(MarwilConfig()) == 300.0
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_the_start_of_a_learner_does_not_count_as_its_answer(tmp_path: Path) -> None:
+    """Such as that of one that reads a large dataset."""
+    config = AppoConfig(
+        env="CartPole-v1",
+        run_dir=str(tmp_path / "run"),
+        num_workers=1,
+        num_envs_per_worker=8,
+        async_rl=True,
+        quiet=True,
+        report_interval=0.2,
+        learner_timeout=1.0,
+        model=ModelConfig(encoder="tests.support.slow_learning:StartsSlowly"),
+        batch_size=512,
+        train_for_env_steps=4000,
+    )
+    result = train_here(config)
+    assert result.summary["status"] == "finished" and result.summary["restarts"] == 0
+    assert result.summary["updates"] > 0
 
 
 @pytest.mark.multiprocess(timeout=120)

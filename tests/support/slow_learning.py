@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Mapping
 
@@ -27,5 +28,18 @@ class SlowEncoder(nn.Module):
     def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if torch.is_grad_enabled():
             time.sleep(SECONDS)
+        found: torch.Tensor = self.layer(obs["obs"])
+        return found
+
+
+class StartsSlowly(SlowEncoder):
+    """A linear layer that the learner's process takes `SECONDS` to make."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__(observations, config)
+        if multiprocessing.current_process().name == "sampleforge: learner":
+            time.sleep(SECONDS)
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         found: torch.Tensor = self.layer(obs["obs"])
         return found
