@@ -11,6 +11,8 @@ from sampleforge.config import Checked, ConfigError, check_range, from_plain
 from sampleforge.env.config import EnvConfig
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sampleforge.tools.check_env.verdicts import Finding
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
@@ -43,16 +45,21 @@ def run(args: Sequence[str]) -> int:
     """Print the findings, and a JSON object as the last line. Return 1 if there is an error, else
     0. Raises ConfigError for bad flags."""
     config = parse_config(args)
+    from rich.console import Console
+
     from sampleforge.run.folder.atomic_file import to_json
+    from sampleforge.run.screen.progress_bar import progress_bar
     from sampleforge.tools.check_env.check import CheckProgress, check_env
 
     findings: list[Finding] = []
-    with CheckScreen(silent=config.json) as screen:
+    console = Console(highlight=False, quiet=config.json)
+    with progress_bar(console) as bar:
+        task = bar.add_task("", total=1.0)
         for found in check_env(config, config.seconds):
             if isinstance(found, CheckProgress):
-                screen.move(found.fraction, found.doing)
+                bar.update(task, completed=found.fraction, description=found.doing)
             else:
-                screen.show(found)
+                show(found, console)
                 findings.append(found)
 
     print(to_json(summary(config.env, findings, every=config.json)))
@@ -93,43 +100,12 @@ def summary(env: str, findings: Sequence[Finding], *, every: bool) -> dict[str, 
     return {**result, "values": values, "findings": told}
 
 
-class CheckScreen:
-    """Shows a bar while the check runs, on a terminal, and a line per finding; nothing if
-    ``silent``."""
+def show(found: Finding, console: Console) -> None:
+    """Print the line of a finding, after the traceback behind it."""
+    from rich.text import Text
 
-    def __init__(self, *, silent: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(highlight=False, quiet=silent)
-        self._bar = Progress(
-            BarColumn(32),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=self._console,
-            transient=True,
-            disable=silent or not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=1.0)
-
-    def __enter__(self) -> CheckScreen:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def move(self, fraction: float, doing: str) -> None:
-        """Move the bar to ``fraction``, 0 to 1."""
-        self._bar.update(self._task, completed=fraction, description=doing)
-
-    def show(self, found: Finding) -> None:
-        """Print the line of a finding, after the traceback behind it."""
-        from rich.text import Text
-
-        if found.detail:
-            self._console.print(Text(found.detail), soft_wrap=True)
-        remedy = f"; {found.remedy}" if found.remedy else ""
-        verdict = f"{found.verdict:<8}", STYLES[found.verdict]
-        line = Text.assemble(verdict, f"{found.name:<14} {found.text}{remedy}")
-        self._console.print(line, soft_wrap=True)
+    if found.detail:
+        console.print(Text(found.detail), soft_wrap=True)
+    remedy = f"; {found.remedy}" if found.remedy else ""
+    verdict = f"{found.verdict:<8}", STYLES[found.verdict]
+    console.print(Text.assemble(verdict, f"{found.name:<14} {found.text}{remedy}"), soft_wrap=True)

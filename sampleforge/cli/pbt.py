@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,34 +72,26 @@ def run(args: Sequence[str]) -> int:
         )
     config = parse_config(algo, rest, "pbt ...")
     from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.tools.jobs.launcher import open_jobs
-    from sampleforge.tools.jobs.loop import run_jobs
+    from sampleforge.tools.jobs.jobs import LaunchFailed
+    from sampleforge.tools.jobs.loop import launched_in, run_jobs
     from sampleforge.tools.jobs.screen import JobsScreen
-    from sampleforge.tools.population.across_runs import Population, PopulationFailed
+    from sampleforge.tools.population.across_runs import Population
     from sampleforge.tools.population.table import news, table
 
     make_cwd_importable()
     settings = population_settings(flags, config)
-    with PopulationFolder(Path(flags.folder)) as locked:
-        jobs = open_jobs(locked.path, flags, most=flags.population)
-        try:
-            population = Population(settings, locked.path, jobs)
-        except BaseException:
-            jobs.close()
-            raise
+    folder, make = Path(flags.folder), partial(Population, settings)
+    with launched_in(folder, flags, flags.population, make) as (population, jobs):
         told: dict[str, str] = {}
         screen = JobsScreen(lambda: table(population.members()), lambda: news(population, told))
         at_a_time = min(jobs.limit, flags.population)
-        screen.say(
-            f"Population of {flags.population} members, {at_a_time} at a time, in {flags.folder}"
-        )
+        screen.say(f"Population of {flags.population} members, {at_a_time} at a time, in {folder}")
         try:
             code = run_jobs(population, jobs, screen, leave=flags.leave_jobs)
-        except PopulationFailed as error:
+        except LaunchFailed as error:
             print(f"sampleforge: error: {error}", file=sys.stderr)
             return 1
-        return report(population, Path(flags.folder), screen, code)
+        return report(population, folder, screen, code)
 
 
 def split(args: Sequence[str]) -> tuple[list[str], str | None, list[str]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -26,49 +25,15 @@ def _curves(folders: Sequence[Path], out: Path, flags: PlotFlags) -> None:
 
 
 def _lineage(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.populations.lineage import read
-    from sampleforge.run.folder.stored_config import read_yaml
-    from sampleforge.tools.plots.descent import History
     from sampleforge.tools.plots.lineage import draw_lineage
 
-    (folder,) = folders
-    file, config_file = folder / "lineage.jsonl", folder / "config.yaml"
-    events = read(file)
-    if not events:
-        raise ConfigError(f"{file}: no member has started yet, so there is nothing to draw")
-    try:
-        history = History(events)
-    except ValueError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    config = read_yaml(config_file) if config_file.is_file() else _of_population(folder)
-    known = [str(config[name]) for name in ("env", "algo") if config.get(name)]
-    names = known or [folder.resolve().name]
-    draw_lineage(history, ", ".join([*names, f"{len(history.members)} members"]), out)
-
-
-def _of_population(folder: Path) -> dict[str, Any]:
-    """Return env and algorithm of a population of runs; empty if the folder is none. Raises
-    ConfigError if its population.json is damaged."""
-    from sampleforge.populations.folder import POPULATION
-
-    path = folder / POPULATION
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_bytes())["settings"]
-        return {"env": settings["config"]["env"], "algo": settings["algo"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error!r}") from error
+    draw_lineage(folders[0], out)
 
 
 def _self_play(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.run.folder.stored_config import read_yaml
-    from sampleforge.tools.plots.win_rates import draw_win_rates, read_win_rates
+    from sampleforge.tools.plots.win_rates import draw_self_play
 
-    (folder,) = folders
-    config = read_yaml(folder / "config.yaml")
-    title = f"{config.get('env')}, {config.get('algo')}: the policy against its snapshots"
-    draw_win_rates(read_win_rates(folder / "self_play.json", title), out)
+    draw_self_play(folders[0], out)
 
 
 def _sweep(folders: Sequence[Path], out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,21 +41,15 @@ def run(args: Sequence[str]) -> int:
 
     spec, folder = read_spec(Path(flags.spec)), Path(flags.folder)
     from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.tools.jobs.launcher import open_jobs
-    from sampleforge.tools.jobs.loop import run_jobs
+    from sampleforge.tools.jobs.jobs import LaunchFailed
+    from sampleforge.tools.jobs.loop import launched_in, run_jobs
     from sampleforge.tools.jobs.screen import JobsScreen
-    from sampleforge.tools.sweep.sweep import TRIALS_ON_SLURM, Sweep, SweepFailed
+    from sampleforge.tools.sweep.sweep import TRIALS_ON_SLURM, Sweep
     from sampleforge.tools.sweep.table import SHOWN, news, table
 
     make_cwd_importable()
-    with PopulationFolder(folder) as locked:
-        jobs = open_jobs(locked.path, flags, most=TRIALS_ON_SLURM)
-        try:
-            sweep = Sweep(spec, locked.path, jobs)
-        except BaseException:
-            jobs.close()
-            raise
+    make = partial(Sweep, spec)
+    with launched_in(folder, flags, TRIALS_ON_SLURM, make) as (sweep, jobs):
         told: dict[int, str] = {}
         screen = JobsScreen(
             lambda: table(sweep.trials(), spec, SHOWN), lambda: news(sweep.trials(), spec, told)
@@ -62,7 +57,7 @@ def run(args: Sequence[str]) -> int:
         screen.say(f"Sweep of {spec.num_trials} trials, {jobs.limit} at a time, in {folder}")
         try:
             code = run_jobs(sweep, jobs, screen, leave=flags.leave_jobs)
-        except SweepFailed as error:
+        except LaunchFailed as error:
             print(f"sampleforge: error: {error}", file=sys.stderr)
             return 1
         return report(sweep, spec, screen, code)

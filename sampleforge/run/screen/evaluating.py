@@ -7,11 +7,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from sampleforge.run.screen.display import STYLES
 from sampleforge.run.screen.progress import duration, number
+from sampleforge.run.screen.progress_bar import progress_bar
 
 EVERY_S = 10.0
 """Seconds between lines if stderr is not a terminal; short evaluations print none."""
@@ -34,20 +34,11 @@ class EvaluationDisplay:
         self._quiet = quiet
         self._clock = clock
         self._started = clock()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(32),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-        )
-        self._bar: Progress | None = None
-        if not quiet and self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._bar = Progress(
-                *columns, console=self._console, transient=True, auto_refresh=False
-            )
-            self._task = self._bar.add_task("evaluating", total=None)
+        self._bar = progress_bar(self._console, refreshes=False)
+        self._task = self._bar.add_task("evaluating", total=None)
+        if not quiet:
             self._bar.start()
-        self._next = self._started + (DRAW_S if self._bar else EVERY_S)
+        self._next = self._started + (EVERY_S if self._bar.disable else DRAW_S)
 
     def message(self, text: str, level: str) -> None:
         if not self._quiet:
@@ -59,9 +50,9 @@ class EvaluationDisplay:
         if self._quiet or now < self._next:
             return
         reached = "" if return_mean is None else f", mean return {number(return_mean, ',.2f')}"
-        if self._bar is not None:
+        if not self._bar.disable:
             self._next = now + DRAW_S
-            text = f"evaluating{reached}"
+            text = f"evaluating {done}/{total}{reached}"
             self._bar.update(self._task, completed=done, total=total, description=text)
             self._bar.refresh()
             return
@@ -73,5 +64,4 @@ class EvaluationDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()

@@ -24,6 +24,10 @@ STOP_S = 45.0
 """Seconds that jobs have to end in order: a run writes its last checkpoint within 30 s."""
 
 
+class LaunchFailed(RuntimeError):
+    """No job of a sweep or population succeeds; the message ends with the error of the last."""
+
+
 class Jobs(Protocol):
     """The jobs of one sweep or population, by name."""
 

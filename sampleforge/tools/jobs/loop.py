@@ -1,12 +1,18 @@
-"""The loop of the commands that run jobs, and its signals."""
+"""The loop of the commands that run jobs: their folder, the loop and its signals."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
 
+from sampleforge.populations.folder import PopulationFolder
 from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.tools.jobs.config import JobsConfig
 from sampleforge.tools.jobs.jobs import STOP_S, Jobs
+from sampleforge.tools.jobs.launcher import open_jobs
 from sampleforge.tools.jobs.screen import JobsScreen
 
 POLL_S = 0.1
@@ -21,7 +27,26 @@ class Launched(Protocol):
     def done(self) -> bool: ...
 
     def step(self) -> None:
-        """Take what the jobs have written, and start new ones."""
+        """Take what the jobs have written, and start new ones. Raises LaunchFailed."""
+
+
+L = TypeVar("L", bound=Launched)
+
+
+@contextmanager
+def launched_in(
+    folder: Path, config: JobsConfig, most: int, make: Callable[[Path, Jobs], L]
+) -> Iterator[tuple[L, Jobs]]:
+    """Lock ``folder`` and open its jobs; yield what ``make`` makes of both, and the jobs.
+    ``config``, ``most``: see `open_jobs`. Raises ConfigError if the folder cannot be used."""
+    with PopulationFolder(folder) as locked:
+        jobs = open_jobs(locked.path, config, most)
+        try:
+            launched = make(locked.path, jobs)
+        except BaseException:
+            jobs.close()
+            raise
+        yield launched, jobs
 
 
 def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool) -> int:

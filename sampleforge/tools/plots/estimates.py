@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sampleforge.config import ConfigError
-
-INK, GREY = "#111111", "#767676"
-STYLE: Any = {"font.size": 8.0, "axes.linewidth": 0.6, "svg.fonttype": "none", "pdf.fonttype": 42}
+from sampleforge.tools.plots.figures import GREY, INK, SMALL, WIDTH, save_figure
 
 
 def draw_estimates(result: Mapping[str, Any], names: Mapping[str, str], out: Path) -> None:
@@ -17,36 +14,29 @@ def draw_estimates(result: Mapping[str, Any], names: Mapping[str, str], out: Pat
     them, and the mean return of the episodes themselves, into the file ``out``; its suffix is the
     format. ``names``: name of an estimate -> its label. Raises ConfigError if matplotlib is
     missing."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
-        ) from error
+    save_figure(lambda figure: _figure(figure, result, names), out)
+
+
+def _figure(make_figure: Any, result: Mapping[str, Any], names: Mapping[str, str]) -> Any:
     drawn = [name for name in names if name in result][::-1]
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.1 + 0.42 * len(drawn)), layout="constrained")
-        axis = figure.subplots()
-        for row, name in enumerate(drawn):
-            _draw(axis, row, result[name])
-        axis.axvline(
-            result["behaviour_return"], color=GREY, linewidth=1.0, linestyle="--", zorder=1
-        )
-        axis.set_yticks(range(len(drawn)), [names[name] for name in drawn])
-        axis.set_ylim(-0.5, len(drawn) - 0.3)
-        axis.set_xlabel(
-            f"return, with {100 * result['level']:g}% intervals (dashed: mean return of the "
-            "episodes themselves)"
-        )
-        axis.set_title(
-            f"{result['episodes']:,} episodes, which count as "
-            f"{result['episodes_effective']:,.1f} of the policy's own",
-            loc="left",
-            fontsize=8.5,
-        )
-        axis.spines[["top", "right"]].set_visible(False)
-        figure.savefig(out, dpi=160)
+    figure = make_figure(figsize=(WIDTH, 1.1 + 0.42 * len(drawn)), layout="constrained")
+    axis = figure.subplots()
+    for row, name in enumerate(drawn):
+        _draw(axis, row, result[name])
+    axis.axvline(result["behaviour_return"], color=GREY, linewidth=1.0, linestyle="--", zorder=1)
+    axis.set_yticks(range(len(drawn)), [names[name] for name in drawn])
+    axis.set_ylim(-0.5, len(drawn) - 0.3)
+    axis.set_xlabel(
+        f"return, with {100 * result['level']:g}% intervals (dashed: mean return of the episodes "
+        "themselves)"
+    )
+    axis.set_title(
+        f"{result['episodes']:,} episodes, which count as "
+        f"{result['episodes_effective']:,.1f} of the policy's own",
+        loc="left",
+    )
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def _draw(axis: Any, row: int, estimate: Mapping[str, float]) -> None:
@@ -55,5 +45,10 @@ def _draw(axis: Any, row: int, estimate: Mapping[str, float]) -> None:
     axis.plot([estimate["low"], estimate["high"]], [row, row], color=INK, linewidth=1.5, zorder=2)
     axis.plot([value], [row], "o", color=INK, markersize=4.5, zorder=3)
     axis.annotate(
-        f"{value:,.4g}", (value, row), (0, 5), textcoords="offset points", ha="center", fontsize=7.5
+        f"{value:,.4g}",
+        (value, row),
+        (0, 5),
+        textcoords="offset points",
+        ha="center",
+        fontsize=SMALL,
     )

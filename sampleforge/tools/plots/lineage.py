@@ -7,12 +7,17 @@ of colour vision, and grey prints, order alike.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sampleforge.config import ConfigError
+from sampleforge.populations.folder import POPULATION
+from sampleforge.populations.lineage import FILE, read
+from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.tools.plots.descent import Descent, History
 from sampleforge.tools.plots.figures import GREY, INK, PALE, TINY, WIDTH, plain_axes, save_figure
 from sampleforge.tools.plots.lineage_lanes import NAMED_UP_TO, Lanes, Line, colour_map
@@ -30,10 +35,35 @@ NEAR_ONE = ("gamma", "gae_lambda", "adam_beta1", "beta1")
 """Hyperparameters that are drawn as 1 - x, because their distance from 1 is what counts."""
 
 
-def draw_lineage(history: History, subject: str, out: Path) -> None:
-    """Draw a population into the file ``out``; its suffix is the format. ``subject``: the title.
-    Raises ConfigError if matplotlib is missing."""
-    save_figure(lambda figure: LineagePlot(history, subject).draw(figure), out)
+def draw_lineage(folder: Path, out: Path) -> None:
+    """Draw the population in ``folder`` into the file ``out``, whose suffix is the format. Raises
+    ConfigError if nothing can be drawn, or matplotlib is missing."""
+    file, config_file = folder / FILE, folder / "config.yaml"
+    events = read(file)
+    if not events:
+        raise ConfigError(f"{file}: no member has started yet, so there is nothing to draw")
+    try:
+        history = History(events)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    config = read_yaml(config_file) if config_file.is_file() else _of_population(folder)
+    known = [str(config[name]) for name in ("env", "algo") if config.get(name)]
+    names = known or [folder.resolve().name]
+    plot = LineagePlot(history, ", ".join([*names, f"{len(history.members)} members"]))
+    save_figure(plot.draw, out)
+
+
+def _of_population(folder: Path) -> dict[str, Any]:
+    """Return env and algorithm of a population of runs; empty if the folder is none. Raises
+    ConfigError if its population.json is damaged."""
+    path = folder / POPULATION
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_bytes())["settings"]
+        return {"env": settings["config"]["env"], "algo": settings["algo"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}") from error
 
 
 class LineagePlot:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.populations.league import LEARNER
 from sampleforge.populations.ratings import Results
+from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.run.screen.progress import short
 from sampleforge.tools.plots.figures import GRID, INK, WIDTH, save_figure
 
@@ -80,6 +81,14 @@ def read_win_rates(path: Path, title: str) -> WinRates:
         title, names, results.win_rates, results.games, elo, errors, what="snapshot at env steps"
     )
     return drawn.ordered(sorted(range(len(names)), key=lambda i: names[i] == LEARNER))
+
+
+def draw_self_play(folder: Path, out: Path) -> None:
+    """Draw the self-play of the run in ``folder`` into the file ``out``, as `draw_win_rates`
+    does."""
+    config = read_yaml(folder / "config.yaml")
+    title = f"{config.get('env')}, {config.get('algo')}: the policy against its snapshots"
+    draw_win_rates(read_win_rates(folder / "self_play.json", title), out)
 
 
 def draw_win_rates(drawn: WinRates, out: Path) -> None:

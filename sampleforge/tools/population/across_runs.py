@@ -32,7 +32,7 @@ from sampleforge.run.folder.atomic_file import to_json, write_json
 from sampleforge.run.folder.earlier import left_open
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
 from sampleforge.runtime.causes import causes
-from sampleforge.tools.jobs.jobs import Jobs
+from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome
 from sampleforge.tools.population.member import PUBLISHED, MemberJob, is_finished, run_folder
 from sampleforge.tools.population.member_change import MemberRules, shaping_of
@@ -78,10 +78,6 @@ class PopulationSettings:
             )
         if config.resume != "auto":
             raise ConfigError("--resume: the same command resumes a population; leave it out")
-
-
-class PopulationFailed(RuntimeError):
-    """No member can be trained; the message ends with the error of the last."""
 
 
 @dataclass
@@ -169,7 +165,7 @@ class Population:
 
     def step(self) -> None:
         """Take what has happened to the members, and start those that are to run. Raises
-        PopulationFailed if none can be trained."""
+        LaunchFailed if none can be trained."""
         for member in self._jobs.take_ended():
             if member in self._places:
                 self._end(member)
@@ -225,7 +221,7 @@ class Population:
         self.problems.append(f"member {member} has died, and starts again: {why}")
         self._failures += outcome is not None
         if self._failures >= HOPELESS and not self._states.read() and not self._any_checkpoint():
-            raise PopulationFailed(f"{self._failures} jobs have failed; {place.error}")
+            raise LaunchFailed(f"{self._failures} jobs have failed; {place.error}")
         if place.deaths > self.settings.max_restarts:
             place.state = "failed"
             self.problems.append(

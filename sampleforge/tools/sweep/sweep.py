@@ -23,7 +23,7 @@ from sampleforge.config import ConfigError, difference, nearest, to_plain
 from sampleforge.populations.folder import STUDY
 from sampleforge.run.folder.atomic_file import write_atomically, write_json
 from sampleforge.run.reports.metrics_file import parse_report
-from sampleforge.tools.jobs.jobs import Jobs
+from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import (
     TrainingJob,
     ask_to_stop,
@@ -60,10 +60,6 @@ HOPELESS = 3
 """Trials that may fail before any has succeeded."""
 FEWEST = 4
 """Complete trials that the importance of settings needs."""
-
-
-class SweepFailed(RuntimeError):
-    """The first trials have all failed; the message ends with the error of the last."""
 
 
 class Sweep:
@@ -137,7 +133,7 @@ class Sweep:
 
     def step(self) -> None:
         """Take the reports of the running trials, end those that have ended or are to be pruned,
-        and start new ones. Raises SweepFailed if no trial runs at all."""
+        and start new ones. Raises LaunchFailed if no trial runs at all."""
         for running in self._trials.values():
             self._take_reports(running)
         for name in self._jobs.take_ended():
@@ -262,7 +258,7 @@ class Sweep:
         self.error = f"trial {name}: {error}"
         self._tell(name, "FAIL")
         if self._failed >= HOPELESS and not self._succeeded:
-            raise SweepFailed(f"the first {self._failed} trials have all failed; {self.error}")
+            raise LaunchFailed(f"the first {self._failed} trials have all failed; {self.error}")
 
     def _count(self, state: str) -> None:
         self._failed += state == "FAIL"

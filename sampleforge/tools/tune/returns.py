@@ -17,15 +17,14 @@ from rich.text import Text
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.env.scratch import make_cwd_importable
-from sampleforge.populations.folder import PopulationFolder
 from sampleforge.presets import preset_values
 from sampleforge.tools.jobs.config import JobsConfig
-from sampleforge.tools.jobs.launcher import open_jobs
-from sampleforge.tools.jobs.loop import run_jobs
+from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
+from sampleforge.tools.jobs.loop import launched_in, run_jobs
 from sampleforge.tools.jobs.screen import JobsScreen
 from sampleforge.tools.sweep.search_space import SearchSpace, search_space
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
-from sampleforge.tools.sweep.sweep import Sweep, SweepFailed
+from sampleforge.tools.sweep.sweep import Sweep
 from sampleforge.tools.sweep.table import SHOWN, news, shown, table
 from sampleforge.tools.tune.config import TuneConfig
 from sampleforge.tools.tune.written import write_tuned
@@ -51,29 +50,32 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
     space = _space(asked)
     name = f"{asked.file_stem}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(asked.folder or Path("sweeps") / name)
-    with PopulationFolder(folder) as locked, tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         spec = _spec(asked, space, seconds, Path(scratch) / "sweep.yaml")
-        jobs = open_jobs(locked.path, JobsConfig(jobs=asked.jobs or 1), most=1)
-        try:
-            sweep = Sweep(spec, locked.path, jobs)
+
+        def make(folder: Path, jobs: Jobs) -> Sweep:
+            sweep = Sweep(spec, folder, jobs)
             sweep.propose(space.defaults)
-        except BaseException:
-            jobs.close()
-            raise
-        budget = Budget(sweep, 60.0 * minutes, seconds)
-        told: dict[int, str] = {}
-        screen = JobsScreen(lambda: _panel(budget, spec), lambda: news(sweep.trials(), spec, told))
-        screen.say(
-            f"Searching {', '.join(space.ranges)} for {minutes:g} min: trials of {seconds:g} s, "
-            f"{jobs.limit} at a time, the defaults first, in {folder}"
-        )
-        try:
-            code = run_jobs(budget, jobs, screen, leave=False)
-        except SweepFailed as error:
-            screen.say(f"nothing found: {error}")
-            return 1
-        failed = _report(asked, sweep, space, screen, out, seconds)
-        return code or failed
+            return sweep
+
+        config = JobsConfig(jobs=asked.jobs or 1)
+        with launched_in(folder, config, 1, make) as (sweep, jobs):
+            budget = Budget(sweep, 60.0 * minutes, seconds)
+            told: dict[int, str] = {}
+            screen = JobsScreen(
+                lambda: _panel(budget, spec), lambda: news(sweep.trials(), spec, told)
+            )
+            screen.say(
+                f"Searching {', '.join(space.ranges)} for {minutes:g} min: trials of {seconds:g} "
+                f"s, {jobs.limit} at a time, the defaults first, in {folder}"
+            )
+            try:
+                code = run_jobs(budget, jobs, screen, leave=False)
+            except LaunchFailed as error:
+                screen.say(f"nothing found: {error}")
+                return 1
+            failed = _report(asked, sweep, space, screen, out, seconds)
+            return code or failed
 
 
 def trial_seconds(asked: TuneConfig, minutes: float) -> float:
@@ -143,7 +145,7 @@ class Budget:
         return self.sweep.done or self.passed > self.total + START_S
 
     def step(self) -> None:
-        """Step the sweep. Raises SweepFailed if no trial runs at all."""
+        """Step the sweep. Raises LaunchFailed if no trial runs at all."""
         if self.passed + self._each > self.total:
             self.sweep.finish()
         self.sweep.step()

@@ -14,12 +14,12 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.run.screen.progress import number
+from sampleforge.run.screen.progress_bar import progress_bar
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.benchmark.table import OTHERS, OTHERS_WARNING
 from sampleforge.tools.tune.config import TuneConfig
@@ -73,15 +73,7 @@ class Tuner:
         return self._interrupts.exit_code
 
     def _search(self, search: Search) -> None:
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(32),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        with bar:
+        with progress_bar(self._console) as bar:
             task = bar.add_task("defaults", total=None)
             order: list[str] = []
             for trial in search.trials():

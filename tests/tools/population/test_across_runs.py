@@ -18,11 +18,10 @@ from sampleforge.populations import lineage
 from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
 from sampleforge.run.folder.checkpoint import CheckpointStore
-from sampleforge.tools.jobs.jobs import Work
+from sampleforge.tools.jobs.jobs import LaunchFailed, Work
 from sampleforge.tools.jobs.training_job import Outcome, read_outcome, write_outcome
 from sampleforge.tools.population.across_runs import (
     Population,
-    PopulationFailed,
     PopulationSettings,
 )
 from sampleforge.tools.population.member import MemberJob, lineage_file, run_folder
@@ -138,7 +137,7 @@ class FailingJobs(JobsAtOnce):
 
 
 def test_a_population_that_cannot_be_trained_ends_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(PopulationFailed, match="no such env"):
+    with pytest.raises(LaunchFailed, match="no such env"):
         run(new_population(tmp_path, FailingJobs(limit=2)))
 
 

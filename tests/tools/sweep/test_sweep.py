@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.tools.jobs.jobs import Work
+from sampleforge.tools.jobs.jobs import LaunchFailed, Work
 from sampleforge.tools.jobs.training_job import (
     Outcome,
     TrainingJob,
@@ -19,7 +19,7 @@ from sampleforge.tools.jobs.training_job import (
 )
 from sampleforge.tools.plots.sweep import axis_of, draw_sweep
 from sampleforge.tools.sweep.spec import read_spec
-from sampleforge.tools.sweep.sweep import Sweep, SweepFailed, picture
+from sampleforge.tools.sweep.sweep import Sweep, picture
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import RunCli
 
@@ -177,13 +177,17 @@ class FailingJobs(FakeJobs):
 
 
 def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
-    with pytest.raises(SweepFailed, match=r"first 3 trials have all failed; trial 0002: Traceback"):
+    with pytest.raises(
+        LaunchFailed, match=r"first 3 trials have all failed; trial 0002: Traceback"
+    ):
         run(new_sweep(tmp_path, FailingJobs()))
 
 
 def test_a_metric_that_no_report_has_is_named(tmp_path: Path) -> None:
     sweep = new_sweep(tmp_path, FakeJobs(), SPEC + "metric: retrun_mean\n")
-    with pytest.raises(SweepFailed, match="no report of the run has retrun_mean; did you mean ret"):
+    with pytest.raises(
+        LaunchFailed, match="no report of the run has retrun_mean; did you mean ret"
+    ):
         run(sweep)
 
 

@@ -62,7 +62,7 @@ def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(returns, "Budget", Fast)
     monkeypatch.setattr("sampleforge.tools.jobs.loop.POLL_S", 0.0)
-    monkeypatch.setattr(returns, "open_jobs", lambda *_, **__: FakeJobs())
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.open_jobs", lambda *_: FakeJobs())
     monkeypatch.chdir(tmp_path)
 
 
