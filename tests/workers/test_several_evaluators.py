@@ -315,9 +315,9 @@ def test_the_observation_statistics_are_one_for_all_and_frozen_in_evaluations() 
     assert not published[statistics].equal(frozen[statistics]), "the learner has counted on"
     for actor in graph.having("actor"):
         (port,) = actor.worker._ports  # type: ignore[attr-defined]
-        policy = port.inference._policy
-        policy.refresh()
-        own = policy._model.state_dict()
+        acting = port.inference._acting
+        acting.refresh()
+        own = acting._network.state_dict()
         assert own[statistics].equal(published[statistics])
     for node in graph.nodes:
         node.worker.close()

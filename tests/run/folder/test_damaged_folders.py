@@ -25,7 +25,7 @@ from tests.support.graphs import spec_of
 
 @pytest.mark.multiprocess(timeout=240)
 def test_damaged_folders_run_no_code_and_load_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, str(REPO / "benchmarks" / "damaged_folders.py"), "--count", "80"]
+    command = [sys.executable, str(REPO / "benchmarks" / "damaged_folders.py"), "--count", "40"]
     path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         command,
