@@ -7,7 +7,7 @@ experience, advantages, minibatches, metrics. Asynchronous APPO takes one step o
 per update, with V-trace. Both ways take the same steps, in turn, and the differences of their
 gradients are shown.
 
-    taskset -c 0 python benchmarks/learner_step.py
+    PYTHONPATH=. taskset -c 0 python benchmarks/learner_step.py
 """
 
 from __future__ import annotations
@@ -18,36 +18,27 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from cases import CPU, filled_slots, prepared
 from machine import describe, table
 
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.runtime.heap import keep_freed_memory
 from sampleforge.topologies.config import AppoConfig
+from tests.support.literal_ppo import LiteralLoss
 from tests.support.pairings import seeded_model
 
 ROLLOUT, ROWS, MINIBATCH, TRANSITIONS = 64, 32, 256, 128
 VTRACE_ROLLOUT, VTRACE_ROWS = 32, 128
-
-
-class ByAutograd(AppoLoss):
-    """The loss that every minibatch is given to by itself, for autograd to differentiate."""
-
-    def stepwise(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def by_hand(self, *_: Any, **__: Any) -> None:
-        return None
 
 
 def ppo(
@@ -86,7 +77,7 @@ def ppo(
             seed=1,
         )
 
-    ours, plain = learner(AppoLoss), learner(ByAutograd)
+    ours, plain = learner(AppoLoss), learner(LiteralLoss)
     difference = first_difference(config, learner, batch)
     return (
         lambda: void(ours.update(batch, 0.0)),
@@ -101,7 +92,7 @@ def first_difference(
 ) -> float:
     """Return the largest difference of the gradients of an update of a single step."""
     found = []
-    for loss in (AppoLoss, ByAutograd):
+    for loss in (AppoLoss, LiteralLoss):
         one = learner(loss)
         one._config = replace(config, minibatch_size=config.batch_size, max_grad_norm=0.0)
         one.update(batch, 0.0)
@@ -181,6 +172,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64, help="gradient steps per round")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the process of a learner does
     print(describe("torch"), end="\n\n")
     cases = {
         f"PPO, {MINIBATCH} rows, 2 x 64": ppo(separate_critic=False),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import sampleforge as sf
-from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.env.probe import probe
 from sampleforge.env.registry import make_vector

@@ -18,22 +18,22 @@ it is trained by that name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 import sampleforge as sf
 from sampleforge.algos.algorithm import LearnerPlace
-from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.experience import Experience
+from sampleforge.algos.losses import AutogradLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.records import PPO
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.masked import masked_mean, valid_total
 from sampleforge.ops.returns import gae
-from sampleforge.ops.running_stats import Gather, over_ranks, scalar_moments
-from sampleforge.ops.surrogate import masked_mean, valid_total
+from sampleforge.ops.running_stats import Gather
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.registry import SLOTS, Pairing
@@ -49,31 +49,12 @@ class A2cConfig(SlotsRunConfig):
     """Weight of the policy's entropy, which keeps it from becoming certain too early."""
 
 
-class A2cLoss:
+class A2cLoss(AutogradLoss):
     """-A log pi(a) - c H(pi) + (V - R)^2 / 2, with the returns R and advantages A = R - V that
     `prepare` computes once per batch."""
 
-    looks_along_time = False
-    is_scheduled = False
-
     def __init__(self, config: A2cConfig) -> None:
         self._config = config
-
-    def follow(self, progress: float) -> None:
-        """Do nothing: nothing is scheduled."""
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Return nothing: the loss has none that change during the training."""
-        return {}
-
-    def change(self, new: Mapping[str, Any]) -> None:
-        """Do nothing; see `hyperparameters`."""
-
-    def stepwise(self, *args: Any) -> None:
-        """Return None: the loss is differentiated by autograd, one minibatch at a time."""
-
-    def by_hand(self, *args: Any) -> None:
-        """Return None; see `stepwise`."""
 
     @torch.no_grad()
     def prepare(self, model: ActorCritic, experience: Experience) -> Experience:
@@ -98,8 +79,10 @@ class A2cLoss:
             targets=advantages + experience.value,
         )
 
-    def __call__(self, model: ActorCritic, experience: Experience, gather: Gather) -> LossOutput:
-        """Return the loss of a minibatch, or of this learner's part of one."""
+    def __call__(
+        self, model: ActorCritic, experience: Experience, gather: Gather
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch, or of this learner's part of one, and its metrics."""
         advantages, counts = experience.advantages, experience.counts
         assert advantages is not None and experience.targets is not None, "`prepare` comes first"
         output = model(experience.obs, experience.state, experience.is_first)
@@ -113,17 +96,11 @@ class A2cLoss:
         value_loss = 0.5 * masked_mean(errors.square(), counts, total)
         entropy = masked_mean(distribution.entropy(), counts, total)
         loss = policy_loss + value_loss - self._config.entropy_coeff * entropy
-        metrics = {
-            "loss": loss.detach(),
-            "policy_loss": policy_loss.detach(),
-            "value_loss": value_loss.detach(),
-            "entropy": entropy.detach(),
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
         }
-        # The part of all learners' rows that this one has, by which gradients are averaged.
-        own = scalar_moments(advantages, counts)
-        whole = over_ranks(own, gather)
-        weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
-        return LossOutput(loss, metrics, weight, whole.count)
 
 
 def new_learner(config: A2cConfig, network: ActorCritic, place: LearnerPlace) -> PpoLearner:

@@ -22,18 +22,6 @@ BUCKET_BYTES = 4 << 20
 with the rest of the backward pass. Below a few MiB the latency of messages outweighs that."""
 
 
-class PartialLoss(Protocol):
-    """The loss of this rank's part of a minibatch, and the fraction (0 to 1) of the whole minibatch
-    that the part counts for. ``metrics`` are means like the loss, detached."""
-
-    @property
-    def loss(self) -> torch.Tensor: ...
-    @property
-    def metrics(self) -> dict[str, torch.Tensor]: ...
-    @property
-    def weight(self) -> torch.Tensor: ...
-
-
 class Averaging(Protocol):
     """A learner's exchange with the other ranks. All ranks call the same methods in the same
     order. ``solo``: whether there are no other ranks."""
@@ -47,10 +35,19 @@ class Averaging(Protocol):
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the ``values`` [k] of every rank as float64 [ranks, k], the same on all ranks."""
 
-    def backward(self, output: PartialLoss, flat: FlatParameters) -> dict[str, torch.Tensor]:
+    def backward(
+        self,
+        flat: FlatParameters,
+        loss: torch.Tensor,
+        metrics: dict[str, torch.Tensor],
+        weight: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
         """Set the gradients of ``flat`` to those of the loss over all ranks' rows; return the
         metrics over all ranks' rows. A gradient that is not finite on one rank is not finite on any
-        rank. To those of other parameters that the loss depends on, this rank's are added."""
+        rank. To those of other parameters that the loss depends on, this rank's are added.
+
+        ``loss`` and ``metrics`` (detached) are means over this rank's rows, and ``weight`` is the
+        fraction (0 to 1) of all rows that these are."""
 
     def clear(self, flat: FlatParameters) -> None:
         """Set the gradients to zero, before the caller computes those of this rank's rows."""
@@ -70,10 +67,16 @@ class Local:
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return alone(values.double())
 
-    def backward(self, output: PartialLoss, flat: FlatParameters) -> dict[str, torch.Tensor]:
+    def backward(
+        self,
+        flat: FlatParameters,
+        loss: torch.Tensor,
+        metrics: dict[str, torch.Tensor],
+        weight: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
         flat.zero_gradient()
-        output.loss.backward()  # type: ignore[no-untyped-call]
-        return output.metrics
+        loss.backward()  # type: ignore[no-untyped-call]
+        return metrics
 
     def clear(self, flat: FlatParameters) -> None:
         flat.zero_gradient()
@@ -98,14 +101,20 @@ class DataParallel:
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_gather(values)
 
-    def backward(self, output: PartialLoss, flat: FlatParameters) -> dict[str, torch.Tensor]:
-        means = torch.stack([m.double() for m in output.metrics.values()]) * output.weight
+    def backward(
+        self,
+        flat: FlatParameters,
+        loss: torch.Tensor,
+        metrics: dict[str, torch.Tensor],
+        weight: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        means = torch.stack([m.double() for m in metrics.values()]) * weight
         self.clear(flat)
         wait_for_means = self.group.all_reduce(means)
-        (output.loss * output.weight).backward()  # type: ignore[no-untyped-call]
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
         self.finish(flat)
         wait_for_means()
-        return dict(zip(output.metrics, means.unbind(), strict=True))
+        return dict(zip(metrics, means.unbind(), strict=True))
 
     def clear(self, flat: FlatParameters) -> None:
         self._buckets[flat].clear()

@@ -199,7 +199,9 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             output = self._loss(batch, beta)
         if not self.averaging.solo:
             output.metrics["td_error_mean"] = output.errors.mean()
-        return output, self.averaging.backward(output, self._optimiser.flat)
+        return output, self.averaging.backward(
+            self._optimiser.flat, output.loss, output.metrics, output.weight
+        )
 
     def _loss(self, batch: Transitions | Sequences, beta: float | torch.Tensor) -> DqnOutput:
         config = self._config

@@ -165,33 +165,6 @@ class Share(NamedTuple):
 WHOLE = Share()
 
 
-def minibatches(
-    experience: Experience,
-    size: int,
-    *,
-    whole_rows: bool,
-    generator: torch.Generator,
-    due: int | None = None,
-    share: Share = WHOLE,
-) -> Iterator[Experience]:
-    """Yield one pass over the experience in random minibatches of ``size`` env steps.
-
-    With ``whole_rows`` each minibatch holds rows with all of their steps (for losses and cores that
-    look along time), otherwise single steps. If one minibatch covers the batch, it is the
-    experience itself. ``due`` is the nominal number of env steps of a batch whose size varies: such
-    a batch is divided into as many minibatches as a nominal one, of another size. ``size`` is that
-    of all learners' parts together, and ``share`` says which part the experience is.
-    """
-    rollout, rows = experience.reward.shape
-    if size >= (due or rollout * rows * share.learners) and whole_rows:
-        yield experience
-        return
-    for index in minibatch_positions(
-        experience, size, whole_rows=whole_rows, generator=generator, due=due, share=share
-    ):
-        yield part_of_minibatch(experience, index, whole_rows=whole_rows)
-
-
 def minibatch_positions(
     experience: Experience,
     size: int,
@@ -200,10 +173,21 @@ def minibatch_positions(
     generator: torch.Generator,
     due: int | None = None,
     share: Share = WHOLE,
-) -> Iterator[torch.Tensor]:
-    """Yield what is in each of the `minibatches` of one pass, int64 [n]: columns, or, without
-    ``whole_rows``, positions in the flattened [T * B]. Only a learner's part may be empty."""
+) -> Iterator[torch.Tensor | None]:
+    """Yield one pass over the experience in random minibatches of ``size`` env steps: what is in
+    each, int64 [n].
+
+    With ``whole_rows`` each minibatch holds columns with all of their steps (for losses and cores
+    that look along time), otherwise single steps, as positions in the flattened [T * B]. If one
+    minibatch of columns covers the batch, it is None. ``due`` is the nominal number of env steps of
+    a batch whose size varies: such a batch is divided into as many minibatches as a nominal one, of
+    another size. ``size`` is that of all learners' parts together, and ``share`` says which part
+    the experience is; only such a part may be empty.
+    """
     rollout, rows = experience.reward.shape
+    if size >= (due or rollout * rows * share.learners) and whole_rows:
+        yield None
+        return
     if due is not None:
         count = max(1, due // size)
         mask = experience.step_mask

@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 
 from sampleforge.algos.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algos.experience import Experience
+from sampleforge.algos.losses import Minibatches
 
 
 @dataclass(frozen=True)
 class DrawnSteps:
     """The steps of an update: the ``experience``, and for each epoch the ``order`` (int64 [epochs,
-    n]) of its rows or of its single steps; n = 0: each minibatch is the whole experience. ``rate``
-    (float32 []) is the learning rate."""
+    n]) of its columns or of its single steps; n = 0: each minibatch is the whole experience.
+    ``rate`` (float32 []) is the learning rate."""
 
     experience: Experience
     order: torch.Tensor
     rate: torch.Tensor
 
-    def minibatches(self, size: int, *, whole_rows: bool) -> Iterator[Experience]:
-        """Yield the minibatches of ``size`` env steps, as
-        `sampleforge.algos.experience.minibatches` does."""
-        experience = self.experience
-        per = size // experience.reward.shape[0] if whole_rows else size
+    def minibatches(self, size: int, *, whole_rows: bool) -> Minibatches:
+        """Return the minibatches of ``size`` env steps, as `minibatch_positions` draws them."""
+        per = size // self.experience.reward.shape[0] if whole_rows else size
+        drawn: list[torch.Tensor | None] = []
         for order in self.order.unbind():
-            if not len(order):
-                yield experience
-                continue
-            for index in torch.split(order, per):
-                yield experience.rows(index) if whole_rows else experience.steps(index)
+            drawn += torch.split(order, per) if len(order) else [None]
+        return Minibatches(drawn, self.experience, whole_rows=whole_rows)
 
 
 class GraphedSteps:
-    """Takes all steps of an update as one graph. ``step(minibatch, rate)`` takes one and returns
-    its metrics; ``fixed()``: the hyperparameters, which are fixed in a graph."""
+    """Takes all steps of an update as one graph. ``learn(experience, minibatches, rate)`` takes
+    them and returns their metrics; ``fixed()``: the hyperparameters, which are fixed in a graph."""
 
     def __init__(
         self,
-        step: Callable[[Experience, torch.Tensor], Outputs],
+        learn: Callable[[Experience, Minibatches, torch.Tensor], Outputs],
         graphs: Graphs,
         fixed: Callable[[], Hashable],
     ) -> None:
-        self._step = step
+        self._learn = learn
         self._captured = CapturedWork(self._take, graphs, fixed)
 
     def __call__(
@@ -56,15 +54,15 @@ class GraphedSteps:
         epochs: int,
         size: int,
         whole_rows: bool,
-    ) -> list[Outputs]:
-        """Take the steps of all minibatches, in an order that ``generator`` draws; return the
-        metrics of each."""
+    ) -> tuple[int, Outputs]:
+        """Take the steps of all minibatches, in an order that ``generator`` draws; return their
+        number and their metrics."""
         self._size, self._whole_rows = size, whole_rows
         rollout, rows = experience.reward.shape
         device = experience.reward.device
-        count = rows if whole_rows else rollout * rows
+        count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
         if size >= rollout * rows and whole_rows:
-            count = 0
+            count, per = 0, 1
         on_host = torch.empty((epochs, count), dtype=torch.int64)
         for order in on_host if count else ():
             order.copy_(torch.randperm(count, generator=generator))
@@ -75,12 +73,8 @@ class GraphedSteps:
             on_host.to(device, non_blocking=True),
             torch.full((), rate, device=device),
         )
-        columns = self._captured(drawn)
-        names = list(columns)
-        steps = zip(*(columns[name].unbind() for name in names), strict=True)
-        return [dict(zip(names, step, strict=True)) for step in steps]
+        return epochs * max(1, math.ceil(count / per)), self._captured(drawn)
 
     def _take(self, drawn: DrawnSteps) -> Outputs:
-        parts = drawn.minibatches(self._size, whole_rows=self._whole_rows)
-        per_step = [self._step(part, drawn.rate) for part in parts]
-        return {name: torch.stack([of[name] for of in per_step]) for name in per_step[0]}
+        minibatches = drawn.minibatches(self._size, whole_rows=self._whole_rows)
+        return self._learn(drawn.experience, minibatches, drawn.rate)

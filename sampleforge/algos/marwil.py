@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.config import ImitationConfig
 from sampleforge.algos.flat_parameters import Adam
@@ -23,7 +22,7 @@ from sampleforge.ops.advantage_weighting import (
     weighted_imitation_loss,
 )
 from sampleforge.ops.explained_variance import value_moments
-from sampleforge.ops.surrogate import masked_mean, valid_total
+from sampleforge.ops.masked import masked_mean, valid_total
 
 LEAST_SPREAD = 0.1
 """The unit of values is at least this fraction of the returns' root mean square, because returns
@@ -34,9 +33,9 @@ CHUNK = 4096
 
 def imitation_loss(
     model: ActorCritic, batch: StoredBatch, config: ImitationConfig, square: torch.Tensor
-) -> tuple[LossOutput, torch.Tensor]:
-    """Return the loss of a batch, and the moving average of squared advantages, float64 [], after
-    it; ``square`` is the one before it.
+) -> tuple[torch.Tensor, Tensors, torch.Tensor]:
+    """Return the loss of a batch, metrics (detached), and the moving average of squared advantages,
+    float64 [], after it; ``square`` is the one before it.
 
     With an ``advantage_exponent`` of 0 the loss is that of behaviour cloning, -mean log pi(a|s),
     and the value function is not learned, so that it changes nothing. Otherwise it is the weighted
@@ -71,7 +70,7 @@ def imitation_loss(
         }
     metrics |= {"loss": loss, "policy_loss": policy_loss}
     detached = {name: value.detach() for name, value in metrics.items()}
-    return LossOutput(loss, detached, torch.ones_like(loss), mask.sum()), square
+    return loss, detached, square
 
 
 @torch.no_grad()
@@ -144,10 +143,11 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
         batch = batch.to(self._device)
         self.model.train()
         with autocast(self._device, self._precision):
-            output, square = imitation_loss(self.model, batch, self._config, self._square)
-        metrics = self.averaging.backward(output, self._optimiser.flat)
+            loss, metrics, square = imitation_loss(self.model, batch, self._config, self._square)
+        one = torch.ones_like(loss)  # a single learner has all rows
+        metrics = self.averaging.backward(self._optimiser.flat, loss, metrics, one)
         norm = self._clip_gradient(self._optimiser)
-        extra = {"grad_norm": norm, "own_trained_steps": output.rows}
+        extra = {"grad_norm": norm, "own_trained_steps": batch.mask.sum()}
         scalars = to_floats({**metrics, **extra, "value_scale": self.model.value_scale})
         finite = math.isfinite(scalars["grad_norm"])
         if finite:

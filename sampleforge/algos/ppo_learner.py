@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.captured import Graphs
 from sampleforge.algos.config import LearnerConfig
@@ -19,56 +18,18 @@ from sampleforge.algos.experience import (
     Share,
     experience_of,
     minibatch_positions,
-    minibatches,
 )
 from sampleforge.algos.flat_parameters import Adam
 from sampleforge.algos.graphed_steps import GraphedSteps
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS
 from sampleforge.algos.learning import GradientLearner, Tensors, Update, to_floats
+from sampleforge.algos.losses import MAXIMA, Loss, Minibatches
 from sampleforge.algos.precision import autocast
 from sampleforge.algos.return_scale import ReturnScale
-from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
 from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
-from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive
 from sampleforge.rollouts.batch import Batch
-
-MAXIMA = ("ratio_deviation",)
-"""Metrics of a loss that are maxima over a minibatch, not means."""
-
-
-class Loss(Protocol):
-    """A function from experience to a loss; see `sampleforge.algos.appo.AppoLoss`."""
-
-    @property
-    def looks_along_time(self) -> bool: ...
-
-    @property
-    def is_scheduled(self) -> bool: ...
-
-    def follow(self, progress: float) -> None: ...
-
-    def hyperparameters(self) -> dict[str, Any]: ...
-
-    def change(self, new: Mapping[str, Any]) -> None: ...
-
-    def prepare(self, model: Any, experience: Experience) -> Experience: ...
-
-    def __call__(self, model: Any, experience: Experience, gather: Gather) -> LossOutput: ...
-
-    def stepwise(
-        self,
-        model: Any,
-        network: Network,
-        experience: Experience,
-        draw: Callable[[], Minibatches],
-        gather: Gather,
-    ) -> StepwiseLoss | None: ...
-
-    def by_hand(
-        self, model: Any, passes: ActorCriticPasses, experience: Experience
-    ) -> LossOutput | None: ...
 
 
 class PpoLearner(GradientLearner[Any, LearnerConfig]):
@@ -147,12 +108,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             if adapts:
                 change = UpdateKl(self.model, experience, self._generator, self._share)
             experience = self._loss.prepare(self.model, experience)
-        stepwise = None if self._graphed is not None else self._stepwise(experience)
-        if stepwise is not None:
-            count, metrics_of_steps = len(stepwise), self._learn_stepwise(stepwise)
-        else:
-            per_step = self._steps(experience)
-            count, metrics_of_steps = len(per_step), self._over_minibatches(per_step)
+        count, metrics_of_steps = self._learn(experience)
         if change is not None:
             with autocast(self._device, self._precision):
                 kl = change.measure(self.model, self.averaging.all_gather)
@@ -173,29 +129,6 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         metrics["learning_rate"] = self._learning_rate
         trained = int(metrics.pop("own_trained_steps"))
         return Update(metrics, trained)
-
-    def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return the metrics of all steps together; means are weighted by the minibatches' valid
-        rows."""
-        rows, skipped = (
-            torch.stack([m[name] for m in per_step]) for name in ("rows", "skipped_steps")
-        )
-        largest = {
-            name: self.averaging.all_gather(torch.stack([m[name] for m in per_step])).amax(0)
-            for name in MAXIMA
-            if name in per_step[0]
-        }
-        names = [n for n in per_step[0] if n not in ("rows", "skipped_steps", *largest)]
-        columns = [torch.stack([m[name].double() for name in names]) for m in per_step]
-        table = torch.cat((torch.stack(columns, 1), *(m.unsqueeze(0) for m in largest.values())))
-        weight = rows / torch.where(rows.sum() > 0, rows.sum(), 1.0)
-        means = torch.where(rows > 0, table * weight, 0.0).sum(1)
-        return {
-            **dict(zip((*names, *largest), means.unbind(), strict=True)),
-            **{f"{name}_first": of_steps[0] for name, of_steps in largest.items()},
-            "skipped_steps": skipped.sum(),
-            "empty_minibatches": (rows == 0).sum(),
-        }
 
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
         """Return the numbers of valid and stale env steps and their policy lag, over all ranks;
@@ -231,25 +164,27 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             del rest["learning_rate"]
             return self._loads, tuple(rest.items())
 
-        self._graphed = GraphedSteps(self._step, graphs, fixed)
+        self._graphed = GraphedSteps(self._take_steps, graphs, fixed)
 
-    def _steps(self, experience: Experience) -> list[dict[str, torch.Tensor]]:
-        """Take all gradient steps of an update; return the metrics of each. The version counts all
-        of them; `update` subtracts the empty minibatches once their number is known."""
-        rate = self._learning_rate
+    def _learn(self, experience: Experience) -> tuple[int, Tensors]:
+        """Take all gradient steps of an update; return their number and the metrics of all
+        together. The version counts all of them; `update` subtracts the empty minibatches once
+        their number is known."""
+        size, rate = self._minibatch_size(experience), self._learning_rate
         if self._graphed is None:
-            per_step = [self._step(mb, rate) for mb in self._minibatches(experience)]
+            minibatches = self._minibatches(experience, size)
+            count, metrics = len(minibatches), self._take_steps(experience, minibatches, rate)
         else:
-            per_step = self._graphed(
+            count, metrics = self._graphed(
                 experience,
                 rate,
                 self._generator,
                 epochs=self._num_epochs,
-                size=self._minibatch_size(experience),
+                size=size,
                 whole_rows=self._whole_rows,
             )
-        self.version += len(per_step)
-        return per_step
+        self.version += count
+        return count, metrics
 
     @property
     def _whole_rows(self) -> bool:
@@ -260,34 +195,21 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         whole = experience.reward.numel() * self._share.learners
         return self._config.minibatch_size or self._batch_size or whole
 
-    def _minibatches(self, experience: Experience) -> Iterator[Experience]:
-        for _ in range(self._num_epochs):
-            yield from minibatches(
+    def _minibatches(self, experience: Experience, size: int) -> Minibatches:
+        """Return the minibatches of all epochs."""
+        drawn = [
+            positions
+            for _ in range(self._num_epochs)
+            for positions in minibatch_positions(
                 experience,
-                self._minibatch_size(experience),
+                size,
                 whole_rows=self._whole_rows,
                 generator=self._generator,
                 due=self._batch_size,
                 share=self._share,
             )
-
-    def _stepwise(self, experience: Experience) -> StepwiseLoss | None:
-        """Return the loss of all minibatches together, if they hold single steps."""
-        if self._whole_rows:
-            return None
-        model, device, precision = self.model, self._device, self._precision
-        network: Network
-        if self._passes is None:
-            network = ByAutograd(model, experience, device, precision)
-        else:
-            network = ByHand(model, self._passes, experience)
-        return self._loss.stepwise(
-            model,
-            network,
-            experience,
-            lambda: self._drawn(experience),
-            self._gather,
-        )
+        ]
+        return Minibatches(drawn, experience, whole_rows=self._whole_rows)
 
     @cached_property
     def _passes(self) -> ActorCriticPasses | None:
@@ -295,69 +217,38 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         passes may be compiled before it."""
         return passes_of(self.model) if self._precision == "fp32" else None
 
-    def _drawn(self, experience: Experience) -> Minibatches:
-        """Return the minibatches of all epochs."""
-        return Minibatches(
-            [
-                positions
-                for _ in range(self._num_epochs)
-                for positions in minibatch_positions(
-                    experience,
-                    self._minibatch_size(experience),
-                    whole_rows=False,
-                    generator=self._generator,
-                    due=self._batch_size,
-                    share=self._share,
-                )
-            ]
+    def _take_steps(
+        self, experience: Experience, minibatches: Minibatches, rate: float | torch.Tensor
+    ) -> Tensors:
+        """Take a gradient step with the learning rate ``rate`` for each minibatch, or none where
+        there is no valid row, without waiting for the device; return the metrics of all steps
+        together. Means are weighted by the minibatches' valid rows."""
+        losses = self._loss.of_minibatches(
+            self.model, experience, minibatches, self._passes, self._precision, self._gather
         )
-
-    def _learn_stepwise(self, losses: StepwiseLoss) -> dict[str, torch.Tensor]:
-        """Take a gradient step for each minibatch, as `_steps` does; return the metrics of all
-        steps together."""
-        empty = losses.rows == 0
+        flat, empty = self._optimiser.flat, losses.rows == 0
         # Added to the norm of a gradient: a step without a valid row is skipped like one whose
         # gradient is not finite.
         burdens = torch.where(empty, torch.inf, 0.0).float().unbind()
         norms = []
         for number, burden in enumerate(burdens):
-            self.averaging.clear(self._optimiser.flat)
+            self.averaging.clear(flat)
             losses.differentiate(number)
-            self.averaging.finish(self._optimiser.flat)
+            self.averaging.finish(flat)
             norms.append(self._clip_gradient(self._optimiser))
-            skip = (norms[-1] + burden).mul_(0.0).nan_to_num_(nan=1.0)
-            self._optimiser.step(self._learning_rate, skip)
-            self.version += 1
+            self._optimiser.step(rate, (norms[-1] + burden).mul_(0.0).nan_to_num_(nan=1.0))
         metrics, norm = losses.metrics(), torch.stack(norms)
         weight = losses.rows / torch.where(losses.rows.sum() > 0, losses.rows.sum(), 1.0)
-        deviation = metrics.pop("ratio_deviation")
+        for name in MAXIMA:
+            if name in metrics:
+                metrics[f"{name}_first"] = metrics[name][0]
+                metrics[name] = torch.where(empty, 0.0, metrics[name] * weight).sum()
         return {
             **metrics,
-            "ratio_deviation": (deviation * weight).sum(),
-            "ratio_deviation_first": deviation[0],
             "grad_norm": torch.where(empty, 0.0, norm * weight).sum(),
             "skipped_steps": (~torch.isfinite(norm) & ~empty).sum(),
             "empty_minibatches": empty.sum(),
         }
-
-    def _step(self, minibatch: Experience, rate: float | torch.Tensor) -> dict[str, torch.Tensor]:
-        """Take one gradient step with the learning rate ``rate``, or none if there is no valid row,
-        without waiting for the device."""
-        output = None
-        if self._graphed is None and self.averaging.solo and self._passes is not None:
-            output = self._loss.by_hand(self.model, self._passes, minibatch)
-        if output is not None:
-            metrics = output.metrics
-        else:
-            with autocast(self._device, self._precision):
-                output = self._loss(self.model, minibatch, self._gather)
-            metrics = self.averaging.backward(output, self._optimiser.flat)
-        norm = self._clip_gradient(self._optimiser)
-        empty = output.rows == 0
-        skip = (~torch.isfinite(norm) & ~empty).float()
-        self._optimiser.step(rate, skip + empty.float())
-        maxima = {n: output.metrics[n] for n in MAXIMA if n in output.metrics}  # not weighted
-        return {**metrics, **maxima, "grad_norm": norm, "skipped_steps": skip, "rows": output.rows}
 
     @torch.no_grad()
     def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:

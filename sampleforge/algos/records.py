@@ -10,7 +10,6 @@ import torch
 from sampleforge.algos import dqn
 from sampleforge.algos.acting import Acting, ActingPlace
 from sampleforge.algos.algorithm import Algorithm, LearnerPlace
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.epsilon_greedy import epsilon_greedy
@@ -21,6 +20,7 @@ from sampleforge.algos.hyperparameters import (
     MARWIL_HYPERPARAMETERS,
 )
 from sampleforge.algos.marwil import MarwilLearner
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic

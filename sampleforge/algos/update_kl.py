@@ -6,8 +6,8 @@ import torch
 
 from sampleforge.algos.experience import WHOLE, Experience, Share, part_of_minibatch
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.ops.masked import masked_mean
 from sampleforge.ops.running_stats import Gather
-from sampleforge.ops.surrogate import masked_mean
 
 KL_STEPS = 512
 """Size of the sample that is taken of a larger batch, in env steps. The KL is exact at each."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampleforge.ops.surrogate import masked_mean
+from sampleforge.ops.masked import masked_mean
 
 
 def returns_to_go(reward: npt.NDArray[np.float32], gamma: float) -> npt.NDArray[np.float32]:

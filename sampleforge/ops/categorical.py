@@ -72,12 +72,13 @@ class Categoricals:
 
         It equals (sum_i p_i log p_i - mean_i log p_i) / 2, because the two log n cancel.
         """
+        return 0.5 * self._total((self.probs - self.uniform()) * self.log_probs)
+
+    def uniform(self) -> Tensor | float:
+        """Return the probability of each category if all that are allowed have the same."""
         if self.allowed is None:
-            weights = self.probs - 1.0 / self.log_probs.shape[-1]
-        else:
-            share = self.allowed / self.allowed.sum(-1, keepdim=True)
-            weights = self.probs - share
-        return 0.5 * self._total(weights * self.log_probs)
+            return 1.0 / self.log_probs.shape[-1]
+        return self.allowed.to(self.log_probs.dtype) / self.allowed.sum(-1, keepdim=True)
 
     def kl(self, other: Categoricals) -> Tensor:
         """Return KL(self, other) [...], summed over the parts. Both must allow the same

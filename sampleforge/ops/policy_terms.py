@@ -134,7 +134,8 @@ class _Discrete:
             slope = (self._minus_entropy - log_probs).mul_(self._column(by_entropy))
             gradient = slope.sub_(of_actions).mul_(probs)
         if by_symmetric_kl is not None:  # (p_j (log p_j + H + 1) - u_j) / 2
-            slope = (log_probs - self._minus_entropy).add_(1.0).mul_(probs).sub_(self._uniform())
+            slope = (log_probs - self._minus_entropy).add_(1.0).mul_(probs)
+            slope.sub_(self._all.uniform())
             gradient.add_(slope.mul_(0.5 * self._column(by_symmetric_kl)))
         of_actions = of_actions if len(self._sizes) == 1 else of_actions.expand_as(self._indices)
         gradient.scatter_add_(-1, self._indices, of_actions)
@@ -150,13 +151,6 @@ class _Discrete:
     def _column(self, x: Tensor) -> Tensor:
         """Return ``x`` [N] in a shape that goes with the probabilities."""
         return x.unsqueeze(-1) if len(self._sizes) == 1 else x.view(-1, 1, 1)
-
-    def _uniform(self) -> Tensor | float:
-        """Return the probability of each category under the uniform distribution."""
-        allowed = self._all.allowed
-        if allowed is None:
-            return 1.0 / self._all.log_probs.shape[-1]
-        return allowed / allowed.sum(-1, keepdim=True)
 
 
 class _Box:

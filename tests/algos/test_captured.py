@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos import ppo_learner
 from sampleforge.algos.captured import CapturedWork, CudaGraphs
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
@@ -54,15 +54,15 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     ],
     ids=["vtrace, whole batch", "gae, minibatches of steps", "vtrace, minibatches of rows"],
 )
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by autograd"])
 def test_updates_from_a_graph_are_those_without_one(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], by_hand: bool
 ) -> None:
     """With another batch, learning rate and order of minibatches in every update, a loaded state
     and other hyperparameters in between. The learning rates are numbers that float32, of
-    which a graph's rate is, has exactly. A graph holds steps by autograd, so those without a graph
-    are too: steps by hand are equal up to rounding (`test_stepwise`)."""
-    monkeypatch.setattr(PpoLearner, "_stepwise", lambda self, experience: None)
-    monkeypatch.setattr(AppoLoss, "by_hand", lambda *_: None)
+    which a graph's rate is, has exactly."""
+    if not by_hand:
+        monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)
     chosen = config(
         **{"lr_schedule": "linear", "train_for_env_steps": 1000, "learning_rate": 2**-10, **more}
     )

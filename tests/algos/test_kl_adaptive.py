@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 
-from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos import ppo_learner
 from sampleforge.algos.experience import experience_of
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.update_kl import KL_STEPS, UpdateKl
@@ -81,7 +81,7 @@ def test_a_rate_does_not_rise_on_updates_that_took_no_step() -> None:
 
 
 def test_other_schedules_take_no_additional_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AppoLoss, "by_hand", lambda *_: None)  # whose passes are not the model's
+    monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)  # all are the model's
     for schedule, passes in (("constant", 1), ("kl_adaptive", 3)):
         chosen = config(lr_schedule=schedule)
         learner, batch = learner_of(chosen), one_batch(chosen)
@@ -96,7 +96,7 @@ def test_other_schedules_take_no_additional_pass(monkeypatch: pytest.MonkeyPatch
 def test_the_kl_of_a_sample_of_a_large_batch_is_accurate(
     core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AppoLoss, "by_hand", lambda *_: None)  # whose passes are not the model's
+    monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)  # all are the model's
     chosen = adaptive(num_envs_per_worker=256, batch_size=2048, model=ModelConfig(core=core))
     learner, batch = learner_of(chosen), one_batch(chosen)
     assert batch.valid.numel() > 1.5 * KL_STEPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +20,6 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.workers.learner_change import ChangeFollower, ChangesOfPopulation
 from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.support.rank_threads import on_ranks
-
-
-class Part(NamedTuple):
-    loss: Tensor
-    metrics: dict[str, Tensor]
-    weight: Tensor
 
 
 @dataclass(frozen=True)
@@ -73,14 +67,14 @@ class TwoNetworks(GradientLearner[nn.Linear, Config]):
         obs, share = batch, torch.tensor(weight)
         value = self.critic(torch.cat((obs, self.model(obs)), 1))
         metrics = self.averaging.backward(
-            Part(-value.mean(), {"value": value.detach().mean()}, share), self._actor_steps.flat
+            self._actor_steps.flat, -value.mean(), {"value": value.detach().mean()}, share
         )
         norm = self._clip_gradient(self._actor_steps)
         joined = torch.cat((obs, self.model(obs).detach()), 1)
         error = self.critic(joined) - obs.sum(1, keepdim=True) - 0.5 * self.target(joined)
         loss = error.square().mean()
         metrics |= self.averaging.backward(
-            Part(loss, {"loss": loss.detach()}, share), self._critic_steps.flat
+            self._critic_steps.flat, loss, {"loss": loss.detach()}, share
         )
         norms = torch.stack((norm, self._clip_gradient(self._critic_steps)))
         metrics["norm"] = norms.sum()

@@ -40,8 +40,8 @@ def test_with_exponent_zero_gradients_are_those_of_behaviour_cloning(
     length = 1 if core == "none" else 3
     batch = mixture(recorded([5, 7], actions, truncated=(1,)), rows=4, length=length).batch(0)
     model = actor_critic(actions, core=core)
-    output, norm = imitation_loss(model, batch, config(advantage_exponent=0.0), NO_NORM)
-    found = gradients(model, output.loss)
+    loss, metrics, norm = imitation_loss(model, batch, config(advantage_exponent=0.0), NO_NORM)
+    found = gradients(model, loss)
     state = torch.zeros(4, model.state_size)
     parameters = model(batch.obs, state, batch.is_first).parameters
     log_prob = model.distribution(parameters, batch.obs).log_prob(batch.actions)
@@ -50,7 +50,7 @@ def test_with_exponent_zero_gradients_are_those_of_behaviour_cloning(
     assert any(bool(g.any()) for g in expected.values())
     for name, gradient in expected.items():
         assert found[name].equal(gradient), name
-    assert norm is NO_NORM and "value_loss" not in output.metrics
+    assert norm is NO_NORM and "value_loss" not in metrics
 
 
 def test_the_weighted_loss_is_that_of_the_paper() -> None:
@@ -59,7 +59,7 @@ def test_the_weighted_loss_is_that_of_the_paper() -> None:
     model.rescale_values(4.0)
     model.value_bias.data += 1.0  # so that some advantages are negative
     settings = config(advantage_exponent=0.7, value_coeff=0.3, max_advantage_weight=1.5)
-    output, square = imitation_loss(model, batch, settings, NO_NORM)
+    loss, _, square = imitation_loss(model, batch, settings, NO_NORM)
     made = model(batch.obs, torch.zeros(6, 0), batch.is_first)
     log_prob = model.distribution(made.parameters, batch.obs).log_prob(batch.actions)
     advantages = (value_targets(model, batch) - made.values).detach()
@@ -68,8 +68,8 @@ def test_the_weighted_loss_is_that_of_the_paper() -> None:
     assert (weights == 1.5).any() and (weights < 1).any()
     value_loss = ((made.values - value_targets(model, batch)) / 4.0).square().mean()
     expected = -(weights * log_prob).mean() + 0.3 * value_loss
-    assert float(output.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    found = gradients(model, output.loss)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    found = gradients(model, loss)
     for name, gradient in gradients(model, expected).items():
         assert found[name].allclose(gradient, atol=1e-6), name
 

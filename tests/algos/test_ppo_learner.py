@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import AppoLossConfig, LearnerConfig
-from sampleforge.algos.experience import experience_of, minibatches
+from sampleforge.algos.experience import experience_of, minibatch_positions
+from sampleforge.algos.ppo.loss import AppoLoss
 from tests.support.envs import episode_length
 from tests.support.graphs import rollouts, updates
 from tests.support.learners import SMALL, config, learner_of, model_of, one_batch
+from tests.support.literal_ppo import gradients_of, parts_of
 from tests.support.variants import slow
 
 
@@ -164,8 +165,7 @@ def test_rows_that_do_not_count_change_nothing(advantage: str) -> None:
             reward=torch.where(batch.valid, batch.reward, batch.reward + noise),
         )
         experience = loss.prepare(model, experience_of(spoiled, chosen, 0))
-        loss(model, experience).loss.backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        gradients.append(gradients_of(loss, model, experience)[0])
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-5)
 
 
@@ -224,7 +224,8 @@ def test_minibatches_of_single_steps_cover_every_step_once() -> None:
     batch.value.copy_(torch.arange(batch.value.numel()).view_as(batch.value))
     experience = AppoLoss(chosen, 0.9).prepare(model_of(chosen), experience_of(batch, chosen, 0))
     generator = torch.Generator().manual_seed(0)
-    parts = list(minibatches(experience, 8, whole_rows=False, generator=generator))
+    drawn = minibatch_positions(experience, 8, whole_rows=False, generator=generator)
+    parts = parts_of(experience, drawn, whole_rows=False)
     assert len(parts) == 2
     assert torch.cat([p.value.flatten() for p in parts]).sort().values.tolist() == list(range(16))
     for part in parts:
@@ -237,7 +238,8 @@ def test_minibatches_of_rows_cover_every_row_once() -> None:
     chosen = config(num_envs_per_worker=8)
     experience = experience_of(one_batch(chosen), chosen, 0)
     generator = torch.Generator().manual_seed(0)
-    parts = list(minibatches(experience, 16, whole_rows=True, generator=generator))
+    drawn = minibatch_positions(experience, 16, whole_rows=True, generator=generator)
+    parts = parts_of(experience, drawn, whole_rows=True)
     assert [tuple(p.reward.shape) for p in parts] == [(8, 2), (8, 2)]
     ids = torch.cat([p.obs["obs"][0, :, 0] for p in parts])
     assert sorted(ids.tolist()) == sorted(experience.obs["obs"][0, :, 0].tolist())

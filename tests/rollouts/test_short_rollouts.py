@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.experience import experience_of, minibatches
+from sampleforge.algos.experience import Experience, experience_of, minibatch_positions
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.return_scale import sampled_returns
 from sampleforge.distributed.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
@@ -23,6 +23,7 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.actor import ActorWorker
 from tests.support import rank_learners
 from tests.support.graphs import build, copy_of, spec_of
+from tests.support.literal_ppo import gradients_of, parts_of
 from tests.support.pairings import seeded_model
 from tests.support.rank_threads import on_ranks
 from tests.support.short_rollouts import ROLLOUT, config
@@ -145,15 +146,20 @@ def test_short_batches_have_as_many_minibatches_as_nominal_ones(
     batch = next(b for b in short_rollouts(chosen, 20) if taken(b) == ROLLOUT)
     experience = experience_of(shortened(batch, steps), chosen, 0)
     generator = torch.Generator().manual_seed(1)
-    parts = list(minibatches(experience, 6, whole_rows=whole_rows, generator=generator, due=6 * 3))
+
+    def drawn(of: Experience, size: int, by: torch.Generator, rows: bool) -> list[Experience]:
+        found = minibatch_positions(of, size, whole_rows=rows, generator=by, due=6 * 3)
+        return parts_of(of, found, whole_rows=rows)
+
+    parts = drawn(experience, 6, generator, whole_rows)
     assert len(parts) == 3 and all(part.reward.numel() == steps for part in parts)
     rewards = torch.cat([part.reward.flatten() for part in parts])
     assert torch.equal(rewards.sort().values, batch.reward[:steps].flatten().sort().values)
     other = torch.Generator().manual_seed(1)
     short = experience_of(shortened(batch, 2), chosen, 0)
-    assert len(list(minibatches(short, 6, whole_rows=whole_rows, generator=other, due=6 * 3))) == 3
+    assert len(drawn(short, 6, other, whole_rows)) == 3
     assert torch.equal(generator.get_state(), other.get_state())
-    many = list(minibatches(short, 1, whole_rows=False, generator=other, due=6 * 3))
+    many = drawn(short, 1, other, False)
     assert len(many) == 18 and all(part.reward.numel() == 1 for part in many)
 
 
@@ -188,8 +194,7 @@ def test_a_short_rollout_has_the_gradient_of_its_steps_alone(advantage: str, cor
             model = seeded_model(chosen.model, spec_of(chosen), seed=1)
             loss = AppoLoss(chosen, chosen.gamma)
             experience = loss.prepare(model, experience_of(given, chosen, 0))
-            loss(model, experience).loss.backward()  # type: ignore[no-untyped-call]
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+            gradients.append(gradients_of(loss, model, experience)[0])
         torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
         compared += 1
     assert compared > 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig

@@ -8,9 +8,9 @@ from functools import cache
 
 import torch
 
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import WHOLE, Share
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.experience import experience_of
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.offline.dataset import open_dataset
@@ -40,6 +40,7 @@ from tests.support.apex_graphs import (
 from tests.support.envs import CodeEnv, code_reward
 from tests.support.graphs import build, copy_of, resolved, rollouts_of, spec_of
 from tests.support.histories import check_history, histories
+from tests.support.literal_ppo import gradients_of
 from tests.support.pairings import network_maker, plan_of, seeded_model
 
 ROWS, ROLLOUT = 5, 8
@@ -195,13 +196,9 @@ def test_rows_of_different_lengths_are_learned_from_like_batches_of_their_own(
     loss = AppoLoss(chosen, chosen.gamma)
 
     def gradient(batch: Batch) -> tuple[torch.Tensor, float]:
-        model.zero_grad()
-        output = loss(model, loss.prepare(model, experience_of(batch, chosen, 0)))
-        if output.rows == 0:
-            return torch.zeros(1), 0.0
-        output.loss.backward()  # type: ignore[no-untyped-call]
-        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        return torch.cat([output.loss.detach()[None], *parts]), float(output.rows)
+        prepared = loss.prepare(model, experience_of(batch, chosen, 0))
+        found, metrics, rows = gradients_of(loss, model, prepared)
+        return torch.cat([metrics["loss"].float()[None], found]), rows
 
     whole, rows = gradient(together)
     parts = [gradient(batch) for batch in alone]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.experience import experience_of, minibatches
+from sampleforge.algos.experience import experience_of, minibatch_positions
 from sampleforge.algos.minibatches import env_share, minibatch_indices
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
@@ -35,6 +35,7 @@ from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
 from tests.support.envs import code_reward
 from tests.support.graphs import copy_of, one_policy, resolved, spec_of
+from tests.support.literal_ppo import gradients_of, parts_of
 from tests.support.pairings import plan_of, seeded_model, wire_of
 from tests.support.rank_learners import learner_of
 from tests.support.rank_runs import (
@@ -248,11 +249,10 @@ def test_every_batch_makes_the_same_number_of_minibatches(
     chosen, generator, sizes = config(), torch.Generator().manual_seed(1), set()
     for batch in rounds(chosen, 20):
         marked = experience_of(batch, chosen, 0)
-        found = list(
-            minibatches(
-                marked, ROLLOUT, whole_rows=whole_rows, generator=generator, due=ROWS * ROLLOUT
-            )
+        drawn = minibatch_positions(
+            marked, ROLLOUT, whole_rows=whole_rows, generator=generator, due=ROWS * ROLLOUT
         )
+        found = parts_of(marked, drawn, whole_rows=whole_rows)
         assert len(found) == ROWS
         each = [int((part.share > 0).sum()) for part in found if part.share is not None]
         assert sum(each) == int(taken(batch).sum())
@@ -310,10 +310,10 @@ def test_duplicated_steps_of_an_env_count_as_much_as_single_ones(advantage: str)
     for given in (once, twice):
         model = seeded_model(chosen.model, spec_of(chosen), seed=2)
         loss = AppoLoss(chosen, chosen.gamma)
-        output = loss(model, loss.prepare(model, experience_of(given, chosen, 0)))
-        output.loss.backward()  # type: ignore[no-untyped-call]
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        found.append(torch.cat((gradient, torch.stack(list(output.metrics.values())))))
+        prepared = loss.prepare(model, experience_of(given, chosen, 0))
+        gradient, metrics, _ = gradients_of(loss, model, prepared)
+        figures = [metric.double().flatten() for metric in metrics.values()]
+        found.append(torch.cat((gradient.double(), *figures)))
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
 
 

@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.experience import Experience
 from sampleforge.algos.hyperparameters import changed, values
+from sampleforge.algos.learning import Tensors
+from sampleforge.algos.losses import AutogradLoss
 from sampleforge.algos.pqn.config import PqnLossConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.explained_variance import value_moments
+from sampleforge.ops.masked import masked_mean, valid_total
 from sampleforge.ops.returns import gae
-from sampleforge.ops.running_stats import Gather, alone, over_ranks, scalar_moments
-from sampleforge.ops.surrogate import masked_mean, valid_total
+from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.spec import ACTION
 
 HYPERPARAMETERS = ("return_lambda",)
 
 
-class PqnLoss:
+class PqnLoss(AutogradLoss):
     """The loss: half the squared difference of Q(o_t, a_t) and the lambda-return
 
         G_t = r_t + gamma * ((1 - lambda) * max_a Q(o_{t+1}, a) + lambda * G_{t+1}),
@@ -47,12 +48,6 @@ class PqnLoss:
         """Set the new values of the loss's hyperparameters; ignore all others."""
         self._config = changed(self._config, HYPERPARAMETERS, new)
         self._gamma = new.get("gamma", self._gamma)
-
-    is_scheduled = False
-    looks_along_time = False
-
-    def follow(self, progress: float) -> None:
-        """Do nothing: nothing is scheduled."""
 
     @torch.no_grad()
     def prepare(self, model: QNetwork, experience: Experience) -> Experience:
@@ -79,8 +74,8 @@ class PqnLoss:
 
     def __call__(
         self, model: QNetwork, experience: Experience, gather: Gather = alone
-    ) -> LossOutput:
-        """Return the loss of a minibatch, or of this learner's part of one."""
+    ) -> tuple[torch.Tensor, Tensors]:
+        """Return the loss of a minibatch, or of this learner's part of one, and its metrics."""
         targets, counts = experience.targets, experience.counts
         assert targets is not None, "`prepare` comes first"
         q, _ = model.unroll(experience.obs, experience.state, experience.is_first)
@@ -88,28 +83,15 @@ class PqnLoss:
         # Until the first reward the scale is 0, and so are values and returns.
         scale = torch.where(model.value_scale > 0, model.value_scale, 1.0)
         errors = (targets - taken) / scale
-        own = scalar_moments(errors.detach(), counts)
-        whole = over_ranks(own, gather)
         total = valid_total(counts)
         loss = 0.5 * masked_mean(errors.square(), counts, total)
-        with torch.no_grad():
-            moments = value_moments(experience.value, targets, counts)
-            metrics = {
-                "loss": loss,
-                "td_error_mean": masked_mean(errors.abs(), counts, total),
-                "q_mean": masked_mean(taken, counts, total),
-                "target_mean": moments["target_first"],
-                **moments,
-            }
-        weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
-        detached = {name: m.detach() for name, m in metrics.items()}
-        return LossOutput(loss, detached, weight, whole.count)
-
-    def stepwise(self, *args: Any) -> None:
-        """Return None: the loss is differentiated by autograd, one minibatch at a time."""
-
-    def by_hand(self, *args: Any) -> None:
-        """Return None; see `stepwise`."""
+        moments = value_moments(experience.value, targets, counts)
+        return loss, {
+            "td_error_mean": masked_mean(errors.abs(), counts, total),
+            "q_mean": masked_mean(taken, counts, total),
+            "target_mean": moments["target_first"],
+            **moments,
+        }
 
 
 def _last_values(model: QNetwork, experience: Experience) -> torch.Tensor:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.ppo.loss import AppoLoss
 from sampleforge.algos.ppo_learner import PpoLearner
 from tests.support.graphs import rollouts
 from tests.support.learners import SMALL, config, model_of
+from tests.support.literal_ppo import LiteralLoss
 
 MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
     # name: whether the passes are by hand, the settings of the run
@@ -41,14 +42,6 @@ MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
 }
 
 
-class ByAutograd(AppoLoss):
-    def stepwise(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def by_hand(self, *_: Any, **__: Any) -> None:
-        return None
-
-
 @pytest.mark.parametrize(
     ("advantage", "normalise_returns"), [("gae", True), ("gae", False), ("vtrace", True)]
 )
@@ -71,7 +64,7 @@ def test_updates_by_hand_are_those_by_autograd(
     batches = list(rollouts(chosen, 4))
     chosen = dataclasses.replace(chosen, minibatch_size=24)  # of 64 env steps, 8 of a row
     found = []
-    for loss in (AppoLoss, ByAutograd):
+    for loss in (AppoLoss, LiteralLoss):
         learner = PpoLearner(
             model_of(chosen),
             loss(chosen, chosen.gamma, normalises_returns=normalise_returns),
