@@ -46,7 +46,7 @@ def decide(
 def changed(
     own: Member, donor: Member | None, rule: ExploreRule | None, rng: np.random.Generator
 ) -> tuple[dict[str, Value], list[dict[str, Any]]]:
-    """Return the hyperparameters of a member after it has copied ``donor`` (None: nobody) and
+    """Return the hyperparameters of a member after it has copied ``donor`` (None: no copy) and
     perturbed what it has then by ``rule`` (None: nothing), and the events of that: none if nothing
     changes. The events lack what `lineage.position` returns, and what only the transport
     knows."""
