@@ -37,8 +37,7 @@ def _self_play(folders: Sequence[Path], out: Path) -> None:
 
 
 def _sweep(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.tools.plots.sweep import draw_sweep
-    from sampleforge.tools.sweep.sweep import picture
+    from sampleforge.tools.plots.sweep import draw_sweep, picture
 
     draw_sweep(picture(folders[0]), out)
 

@@ -11,38 +11,67 @@ from typing import Any
 
 import numpy as np
 
+from sampleforge.config import ConfigError
 from sampleforge.tools.plots.figures import TINY, WIDTH, plain_axes, save_figure
+from sampleforge.tools.sweep.spec import SweepSpec, read_spec
+from sampleforge.tools.sweep.study import (
+    TrialResult,
+    best_trial,
+    import_optuna,
+    open_study,
+    results,
+)
+from sampleforge.tools.sweep.sweep import SPEC
 
-
-@dataclass(frozen=True)
-class SweepCurve:
-    """One trial: its ``number``, the ``value`` of the metric, the ``params`` (numbers or texts),
-    and whether it is ``complete`` or was pruned."""
-
-    number: int
-    value: float
-    params: Mapping[str, Any]
-    complete: bool
+FEWEST = 4
+"""Complete trials that the importance of settings needs."""
 
 
 @dataclass(frozen=True)
 class SweepPicture:
-    """What the figure shows. ``importance``: of each setting, in the order to draw, summing to 1;
-    empty if there are too few trials. ``log``: the settings whose logarithm is searched."""
+    """What the figure shows: the ``trials`` that have a value, and the ``importance`` of each
+    setting, in the order to draw, summing to 1; empty if there are too few trials."""
 
     name: str
-    metric: str
-    maximize: bool
-    trials: Sequence[SweepCurve]
+    spec: SweepSpec
+    trials: Sequence[TrialResult]
     importance: Mapping[str, float]
-    log: frozenset[str]
 
     @property
-    def best(self) -> SweepCurve | None:
+    def metric(self) -> str:
+        return self.spec.method.metric
+
+    @property
+    def maximize(self) -> bool:
+        return self.spec.method.direction == "maximize"
+
+    @property
+    def best(self) -> TrialResult | None:
         """The complete trial with the best value."""
-        complete = [trial for trial in self.trials if trial.complete]
-        sign = 1.0 if self.maximize else -1.0
-        return max(complete, key=lambda trial: sign * trial.value, default=None)
+        return best_trial(self.trials, self.spec.method.direction)
+
+
+def picture(folder: Path) -> SweepPicture:
+    """Return what the figure of the sweep in ``folder`` shows. Raises ConfigError if its files are
+    damaged, or if no trial has ended."""
+    optuna, spec, study = import_optuna(), read_spec(folder / SPEC), open_study(folder)
+    trials = [
+        trial
+        for trial in results(study)
+        if trial.value is not None and trial.params.keys() == spec.search.keys()
+    ]
+    if not trials:
+        raise ConfigError(f"{folder}: no trial has ended yet, so there is nothing to draw")
+    importance: dict[str, float] = {}
+    if sum(trial.state == "complete" for trial in trials) >= FEWEST:
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return SweepPicture(folder.resolve().name, spec, trials, importance)
+
+
+def _value(trial: TrialResult) -> float:
+    assert trial.value is not None, "only trials with a value are drawn"
+    return trial.value
 
 
 def draw_sweep(sweep: SweepPicture, out: Path) -> None:
@@ -105,22 +134,22 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
 
     names = list(sweep.importance) or sorted({n for trial in sweep.trials for n in trial.params})
     scales = {
-        name: axis_of([t.params[name] for t in sweep.trials], log=name in sweep.log)
+        name: axis_of([t.params[name] for t in sweep.trials], log=sweep.spec.search[name].log)
         for name in names
     }
-    values = [trial.value for trial in sweep.trials]
+    values = [_value(trial) for trial in sweep.trials]
     norm = Normalize(min(values), max(values))
     colours = colormaps["viridis" if sweep.maximize else "viridis_r"]
-    ordered = sorted(sweep.trials, key=lambda t: t.value if sweep.maximize else -t.value)
+    ordered = sorted(sweep.trials, key=lambda t: _value(t) if sweep.maximize else -_value(t))
     best = sweep.best
     for trial in ordered:
         heights = [scales[name].position[trial.params[name]] for name in names]
-        look = {"color": colours(norm(trial.value)), "linewidth": 1.1, "alpha": 0.75}
-        if not trial.complete:
+        look = {"color": colours(norm(_value(trial))), "linewidth": 1.1, "alpha": 0.75}
+        if trial.state != "complete":
             look |= {"linestyle": ":", "alpha": 0.45}
         if trial is best:
             look |= {"linewidth": 3.0, "alpha": 1.0}
-        axes.plot([*range(len(names)), len(names)], [*heights, norm(trial.value)], **look)
+        axes.plot([*range(len(names)), len(names)], [*heights, norm(_value(trial))], **look)
     for at, name in enumerate(names):
         axes.axvline(at, color="black", linewidth=0.8)
         for height, label in scales[name].ticks:
@@ -132,7 +161,7 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
     axes.set_xlim(-0.05, len(names) + 0.05)
     axes.set_ylim(-0.04, 1.04)
     axes.spines[:].set_visible(False)
-    pruned = any(not trial.complete for trial in sweep.trials)
+    pruned = any(trial.state != "complete" for trial in sweep.trials)
     title = "settings of each trial (thick: best" + ("; dotted: pruned)" if pruned else ")")
     axes.set_title(title)
     mappable = ScalarMappable(norm, colours)
@@ -154,14 +183,14 @@ def _draw_importance(axes: Any, sweep: SweepPicture) -> None:
 def _draw_history(axes: Any, sweep: SweepPicture) -> None:
     """Draw the value of each trial, and the best one so far."""
     for complete, colour, label in ((True, "C0", "complete"), (False, "0.6", "pruned")):
-        own = [trial for trial in sweep.trials if trial.complete == complete]
+        own = [trial for trial in sweep.trials if (trial.state == "complete") == complete]
         if own:
-            x, y = [trial.number for trial in own], [trial.value for trial in own]
+            x, y = [trial.number for trial in own], [_value(trial) for trial in own]
             axes.plot(x, y, "o", markersize=4, color=colour, label=label)
-    whole = [trial for trial in sweep.trials if trial.complete]
+    whole = [trial for trial in sweep.trials if trial.state == "complete"]
     if whole:
         best = np.maximum if sweep.maximize else np.minimum
-        line = best.accumulate([trial.value for trial in whole])
+        line = best.accumulate([_value(trial) for trial in whole])
         axes.step([t.number for t in whole], line, where="post", color="C1", label="best so far")
     axes.set_title(sweep.metric)
     axes.set_xlabel("trial")

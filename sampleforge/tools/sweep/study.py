@@ -3,7 +3,7 @@ pruners."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ def results(study: optuna.Study) -> list[TrialResult]:
     ]
 
 
-def best_trial(trials: list[TrialResult], direction: str) -> TrialResult | None:
+def best_trial(trials: Sequence[TrialResult], direction: str) -> TrialResult | None:
     """Return the complete trial with the best value, None if there is none."""
     complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
     sign = 1.0 if direction == "maximize" else -1.0

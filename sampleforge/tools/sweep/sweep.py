@@ -31,14 +31,12 @@ from sampleforge.tools.jobs.training_job import (
     is_asked_to_stop,
     read_outcome,
 )
-from sampleforge.tools.plots.sweep import SweepCurve, SweepPicture
 from sampleforge.tools.sweep.spec import SweepSpec, encoded, read_spec
 from sampleforge.tools.sweep.study import (
     State,
     TrialResult,
     best_trial,
     distribution,
-    import_optuna,
     open_study,
     open_trial,
     pruner,
@@ -51,15 +49,13 @@ from sampleforge.topologies.builders import seed_of_policy
 if TYPE_CHECKING:
     import optuna
 
-_SPEC, _TRIALS, _RESULTS = "sweep.yaml", "trials", "results.json"
+SPEC, _TRIALS, _RESULTS = "sweep.yaml", "trials", "results.json"
 MAX_KILLS = 3
 """Times that the job of a trial is started again after it was killed."""
 TRIALS_ON_SLURM = 4
 """Trials at a time on Slurm unless the user gives a number: Optuna learns from those before."""
 HOPELESS = 3
 """Trials that may fail before any has succeeded."""
-FEWEST = 4
-"""Complete trials that the importance of settings needs."""
 
 
 class Sweep:
@@ -91,7 +87,7 @@ class Sweep:
 
     def _keep_spec(self) -> None:
         """Store the specification, or compare it with that of the sweep which is resumed."""
-        stored = self._folder / _SPEC
+        stored = self._folder / SPEC
         if not stored.is_file():
             write_atomically(stored, Path(self._spec.source).read_bytes())
             return
@@ -357,28 +353,3 @@ def _plain(spec: SweepSpec) -> dict[str, Any]:
         "config": dict(spec.shared),
         "search": {name: to_plain(values) for name, values in spec.search.items()},
     }
-
-
-def picture(folder: Path) -> SweepPicture:
-    """Return what the figure of the sweep in ``folder`` shows. Raises ConfigError if its files are
-    damaged, or if no trial has ended."""
-    optuna, spec, study = import_optuna(), read_spec(folder / _SPEC), open_study(folder)
-    trials = [
-        SweepCurve(trial.number, trial.value, dict(trial.params), trial.state == "complete")
-        for trial in results(study)
-        if trial.value is not None and trial.params.keys() == spec.search.keys()
-    ]
-    if not trials:
-        raise ConfigError(f"{folder}: no trial has ended yet, so there is nothing to draw")
-    importance: dict[str, float] = {}
-    if sum(trial.complete for trial in trials) >= FEWEST:
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return SweepPicture(
-        folder.resolve().name,
-        spec.method.metric,
-        spec.method.direction == "maximize",
-        trials,
-        importance,
-        frozenset(name for name, values in spec.search.items() if values.log),
-    )

@@ -17,9 +17,9 @@ from sampleforge.tools.jobs.training_job import (
     is_asked_to_stop,
     write_outcome,
 )
-from sampleforge.tools.plots.sweep import axis_of, draw_sweep
+from sampleforge.tools.plots.sweep import axis_of, draw_sweep, picture
 from sampleforge.tools.sweep.spec import read_spec
-from sampleforge.tools.sweep.sweep import Sweep, picture
+from sampleforge.tools.sweep.sweep import Sweep
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import RunCli
 
