@@ -24,6 +24,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, imports_code
 from sampleforge.run.onnx_policy import OnnxPolicy
 from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.workers.episode_player import (
@@ -75,6 +76,7 @@ class Observers:
 NO_OBSERVERS = Observers()
 
 
+@usual_torch()
 def evaluate(
     run_dir: str | Path,
     *,

@@ -29,6 +29,7 @@ from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.resume import load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
+from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.topologies.config_classes import config_class, names_code
@@ -57,6 +58,7 @@ class LoadedPolicy:
         self._action_space = spec.spaces.action
         self._actions = ActionAdapter(self._action_space, spec.actions)
 
+    @usual_torch()
     def act(
         self,
         obs: Any,

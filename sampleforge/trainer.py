@@ -26,6 +26,7 @@ from sampleforge.run.screen.notebook_display import in_notebook
 from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import DeferredInterrupt
 from sampleforge.runtime.stop_condition import StopCondition
+from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.tools.tracking.callbacks import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
@@ -133,6 +134,7 @@ class Trainer:
             self._begin()
         return self.session
 
+    @usual_torch()
     def _begin(self) -> None:
         try:
             self.session.open()
@@ -152,6 +154,7 @@ class Trainer:
         """Return the session for what needs no workers: it can be asked after the end, too."""
         return self.session if self._ended and self._begun else self._working()
 
+    @usual_torch()
     def _end(self, error: BaseException | None) -> None:
         if self._ended:
             return
@@ -219,6 +222,7 @@ class Trainer:
             raise _nothing_to_train()
         return last
 
+    @usual_torch()
     def _next(self, enough: Callable[[], bool] | None = None) -> Report | None:
         """Return the next report, which is made as soon as it is due or ``enough`` returns True;
         None after the last one."""
@@ -268,6 +272,7 @@ class Trainer:
         folder = self.session.folder
         return Result(folder.path, json.loads(folder.summary_file.read_text()))
 
+    @usual_torch()
     def save(self, path: str | Path | None = None) -> Path:
         """Write a checkpoint into the run folder now; return that folder.
 
@@ -287,6 +292,7 @@ class Trainer:
                 copy_newest(session.folder, stores, to)
         return session.folder.path if to is None else to
 
+    @usual_torch()
     def restore(self, path: str | Path) -> None:
         """Have every policy continue from the newest checkpoint in the run folder ``path``: with
         its weights, optimiser, hyperparameters and random generators. Env steps, statistics and
@@ -407,6 +413,7 @@ class Trainer:
         ``state_dict``, running statistics included."""
         return {n: t.numpy() for n, t in self.get_policy(policy).model.state_dict().items()}
 
+    @usual_torch()
     def set_weights(self, weights: Mapping[str, Any], policy: int | str = 0) -> None:
         """Have a policy's learners, and all workers that act with it, continue from ``weights``,
         arrays or tensors with the names and shapes of `get_weights`.
@@ -424,6 +431,7 @@ class Trainer:
         with DeferredInterrupt():
             load_into(session, group, {f"model/{n}": t for n, t in own.items()}, {})
 
+    @usual_torch()
     def evaluate(
         self,
         episodes: int | None = None,
@@ -455,6 +463,7 @@ class Trainer:
                 episodes or config.evaluate_episodes, stochastic=stochastic, seed=seed
             )
 
+    @usual_torch()
     def _newest(self) -> NewestPolicies:
         """Return the policies of the run with their newest weights."""
         session = self._wired()

@@ -26,6 +26,7 @@ from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.replay.snapshot import ReplayFolder
+from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.task_board import TaskBoard
@@ -149,7 +150,7 @@ class NetworkMaker:
     seed: int
 
     def __call__(self) -> Any:
-        with seeded(self.seed):
+        with seeded(self.seed), usual_torch():
             return self.algorithm.new_network(self.config, self.spec)
 
 
