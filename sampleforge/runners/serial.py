@@ -14,10 +14,14 @@ from sampleforge.shared.events import Event, Kind, send_through_in_thread
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import close
 
+CLOSE_S = 10.0
+"""Seconds that all environments together may take to close."""
+
 
 class SerialRunner:
     """Steps the workers of ``graph`` in turn, in this thread, so that a debugger can follow
-    them.
+    them. They are closed in a thread of their own, which is left alone after ``close_s`` seconds:
+    an environment whose ``close`` hangs would keep the program from its end.
 
     Several may run in one process, in one thread or in several: the workers' events go to the
     runner that steps them, and the limit of threads stays until the last one is closed.
@@ -27,11 +31,13 @@ class SerialRunner:
     _restore_threads: ClassVar[list[Callable[[], object]]] = []
     _limiting: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, close_s: float = CLOSE_S) -> None:
         self._nodes: Sequence[Node] = graph.nodes
         self._progress = graph.progress
         self._events: list[Event] = []
         self._failed: Node | None = None
+        self._close_s = close_s
+        self._closes = ""
 
     def start(self) -> None:
         with self._limiting:
@@ -98,12 +104,25 @@ class SerialRunner:
         """All workers are this process."""
 
     def close(self) -> None:
-        with self._listening():
-            for node in self._nodes:
-                close(node.worker)
+        closing = threading.Thread(target=self._close_workers, name="closing", daemon=True)
+        closing.start()
+        closing.join(self._close_s)
+        if closing.is_alive():
+            text = (
+                f"{self._closes} has not closed its environments within {self._close_s:g} s, and "
+                "is left as it is: their close() hangs. What they hold is released when the "
+                "program ends; processes that they have started may have to be ended by hand"
+            )
+            self._listen("log", ("warning", text))
         with self._limiting:
             self._running.discard(self)
             while self._restore_threads and not self._running:
                 self._restore_threads.pop()()
+
+    def _close_workers(self) -> None:
+        with self._listening():
+            for node in self._nodes:
+                self._closes = node.name
+                close(node.worker)
 
     kill = close
