@@ -40,25 +40,31 @@ SIZES: dict[str, Any] = {
 
 class Case(NamedTuple):
     """``box``: actions are a Box, so that every fourth row has correlated noise. The recorder acts
-    in one of ``every`` rounds; so many ``rounds`` are recorded, of one env step of each row."""
+    in one of ``every`` rounds; so many ``rounds`` are recorded, of one env step of each of ``rows``
+    rows. ``batch``: env steps of an update; the policies that record must not become so different
+    from the one that is estimated that a few episodes have all of the weight, of which the command
+    warns."""
 
     box: bool
     every: int
     rounds: int
+    rows: int = 16
+    batch: int | None = None
 
 
 CASES = {
     "plain": Case(box=False, every=1, rounds=200),
-    "correlated noise": Case(box=True, every=1, rounds=260),
-    "slow recorder": Case(box=False, every=9, rounds=900),
+    "correlated noise": Case(box=True, every=1, rounds=210, rows=32, batch=2048),
+    "slow recorder": Case(box=False, every=11, rounds=500, rows=24, batch=3840),
 }
 
 
 def recorded(folder: Path, case: Case, seed: int) -> Path:
     """Record a training with weights of its own, which learns meanwhile."""
     shutil.rmtree(folder, ignore_errors=True)
+    sizes = {**SIZES, "num_envs_per_worker": case.rows, "batch_size": case.batch}
     own = AppoConfig(
-        env_kwargs={"box": case.box}, serial=True, seed=seed, record=str(folder), **SIZES
+        env_kwargs={"box": case.box}, serial=True, seed=seed, record=str(folder), **sizes
     )
     run_slowly(wired(own)[0], case.rounds, every=case.every)
     return folder

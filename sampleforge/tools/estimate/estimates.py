@@ -181,7 +181,10 @@ def estimates(
     result = {}
     for index, name in enumerate(named):
         known = t[np.isfinite(t[:, index]), index]  # a replicate of equal episodes has no error
-        low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2]) if len(known) else (0, 0)
+        ends = [(1 - level) / 2, (1 + level) / 2]
+        # The k-th of B replicates is the quantile k / (B + 1), which covers what it says; numpy's
+        # default is (k - 1) / (B - 1), which is a narrower interval.
+        low, high = np.quantile(known, ends, method="weibull") if len(known) else (0, 0)
         result[name] = Estimate(
             float(value[index]),
             float(value[index] - high * error[index]),
