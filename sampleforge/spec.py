@@ -9,8 +9,9 @@ module walks nested structures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -185,27 +186,44 @@ def _children(space: gym.Space[Any]) -> Iterable[tuple[Any, gym.Space[Any]]]:
 
 def flatten(space: gym.Space[Any], value: Any, name: str) -> dict[str, Any]:
     """Return the flat leaves of a value of ``space``; leaves may have a leading row axis."""
+    return flattener(space, name)(value)
+
+
+def flattener(space: gym.Space[Any], name: str) -> Callable[[Any], dict[str, Any]]:
+    """Return `flatten` for the values of one space, which is walked only now."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return {name: value}
-    flat: dict[str, Any] = {}
-    for path, _ in _paths(space):
-        leaf = value
-        for key in path:
-            leaf = leaf[key]
-        flat[leaf_name(path, name)] = leaf
+        return lambda value: {name: value}
+    paths = [(leaf_name(path, name), path) for path, _ in _paths(space)]
+
+    def flat(value: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for own, path in paths:
+            leaf = value
+            for key in path:
+                leaf = leaf[key]
+            found[own] = leaf
+        return found
+
     return flat
 
 
 def unflatten(space: gym.Space[Any], flat: Mapping[str, Any], name: str) -> Any:
     """Return the value of ``space`` with these leaves: the inverse of `flatten`."""
+    return unflattener(space, name)(flat)
 
-    def build(each: gym.Space[Any], path: tuple[Any, ...]) -> Any:
+
+def unflattener(space: gym.Space[Any], name: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return `unflatten` for the values of one space, which is walked only now."""
+
+    def builder(each: gym.Space[Any], path: tuple[Any, ...]) -> Callable[[Mapping[str, Any]], Any]:
         if not isinstance(each, spaces.Dict | spaces.Tuple):
-            return flat[leaf_name(path, name)]
-        built = {key: build(child, (*path, key)) for key, child in _children(each)}
-        return built if isinstance(each, spaces.Dict) else tuple(built.values())
+            return itemgetter(leaf_name(path, name))
+        children = [(key, builder(child, (*path, key))) for key, child in _children(each)]
+        if isinstance(each, spaces.Dict):
+            return lambda flat: {key: build(flat) for key, build in children}
+        return lambda flat: tuple([build(flat) for _, build in children])
 
-    return build(space, ())
+    return builder(space, ())
 
 
 def _checked_leaves(space: gym.Space[Any], name: str) -> dict[str, gym.Space[Any]]:

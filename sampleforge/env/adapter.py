@@ -28,10 +28,10 @@ from sampleforge.spec import (
     EnvSpaces,
     EnvSpec,
     action_specs,
-    flatten,
+    flattener,
     leaves,
     observation_specs,
-    unflatten,
+    unflattener,
 )
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ class ActionAdapter:
     """
 
     def __init__(self, space: gym.Space[Any], specs: Mapping[str, ActionSpec]) -> None:
-        self._space = space
+        self._nested = unflattener(space, ACTION)
         self._plain = not isinstance(space, spaces.Dict | spaces.Tuple)
         dtypes = {name: np.dtype(leaf.dtype) for name, leaf in leaves(space, ACTION)}
         self._leaves = [(name, _to_env(spec, dtypes[name])) for name, spec in specs.items()]
@@ -104,8 +104,7 @@ class ActionAdapter:
         if self._plain:
             return columns[ACTION]
         return [
-            unflatten(self._space, {name: each[row] for name, each in columns.items()}, ACTION)
-            for row in range(rows)
+            self._nested({name: each[row] for name, each in columns.items()}) for row in range(rows)
         ]
 
     def _values(self, name: str, array: Array) -> list[Any]:
@@ -200,6 +199,7 @@ class ObservationAdapter:
         self.has_mask = ACTION_MASK in spec.observations
         self._masked = spec.spaces.mask_in_info
         self._leaves = dict(leaves(space, OBSERVATION))
+        self._flat = flattener(space, OBSERVATION)
         self._expected = {
             name: (np.dtype(leaf.dtype), leaf.shape or (), offset(leaf))
             for name, leaf in self._leaves.items()
@@ -238,7 +238,7 @@ class ObservationAdapter:
         """Return the leaves of ``value`` as the slots hold them, [*axes, ...]: of one ``row``, or
         of all. Raises ConfigError for a missing leaf, or a wrong shape or dtype."""
         try:
-            given = flatten(self.space, value, OBSERVATION)
+            given = self._flat(value)
         except (KeyError, IndexError, TypeError):
             self.refuse(row, OBSERVATION, value, axes)
         fitted = {}

@@ -85,9 +85,9 @@ class RolloutQueue:
         self.patience = patience
         self._names = list(self.layout(shape, 1))
         self._copied = [n for n in self._names if not n.startswith("obs/")]
-        self._rings = IndexRings(actors, depth)
+        self.rings = IndexRings(actors, depth)
         self._arrays = SharedArrays(self.layout(shape, actors * depth))
-        self._state = SharedArrays(
+        self.state = SharedArrays(
             {
                 "about": ((actors * depth, len(Rollout._fields)), "int64"),
                 "shortened": ((actors * depth, shape.rows), "bool"),
@@ -118,109 +118,70 @@ class RolloutQueue:
     @property
     def dropped(self) -> Dropped:
         """What was sampled in this run and is not recorded."""
-        return Dropped(*(self._state["dropped"].sum(0) + self._state["lost"]).tolist())
+        return Dropped(*(self.state["dropped"].sum(0) + self.state["lost"]).tolist())
 
     @property
     def ended(self) -> bool:
         """Whether nothing more is recorded."""
-        return bool(self._state["ended"].all())
+        return bool(self.state["ended"].all())
 
     def begin(self) -> None:
         """Begin to record. If an earlier recorder has not ended, it was killed: the episodes that
         it held are lost, and counted. Called by the recorder."""
-        held = self._state["held"]
-        if self._state["records"][0]:
-            lost = self._state["lost"]
+        held = self.state["held"]
+        if self.state["records"][0]:
+            lost = self.state["lost"]
             lost += Dropped(lost_episodes=int(held[0]), breaks=1)
-        held[0], self._state["records"][0] = 0, True
+        held[0], self.state["records"][0] = 0, True
 
     def hold(self, episodes: int) -> None:
         """Note how many episodes would be lost if the recorder was killed now: those that it has
         taken, and that are not in a closed segment. Called by the recorder."""
-        self._state["held"][0] = episodes
+        self.state["held"][0] = episodes
 
     def end(self) -> None:
         """Record nothing more: actors send no more rollouts. Called by the recorder."""
-        self._state["ended"][...] = True
-        self._state["records"][0] = False
+        self.state["ended"][...] = True
+        self.state["records"][0] = False
 
-    def end_of(self, actor: int) -> None:
-        """Send nothing more of one actor. Called by the actor."""
-        self._state["ended"][actor] = True
-
-    def has_room(self, actor: int) -> bool:
-        """Return whether episodes that begin now can be recorded. Called by the actor."""
-        return 2 * self._rings.size(actor) <= self.depth
-
-    def send(
+    def copy(
         self,
-        actor: int,
         slots: TrajectorySlots,
         slot: int,
+        at: int,
         about: Rollout,
-        kept: KeptEpisodes,
         shortened: Array | None,
-        waiting: Callable[[], None],
     ) -> None:
-        """Copy the rollout in ``slot``, if some of its episodes are ``kept``. If there is no room,
-        wait for it, and call ``waiting`` meanwhile. ``shortened``: see `RecordedRollout`. Called by
-        the actor, which owns the slot."""
-        if self._state["ended"][actor]:
-            return
-        new = slice(about.begin, about.end)
-        first, valid = slots.first[slot, new], slots.valid[slot, new]
-        some, *dropped = kept.take(first, valid)
-        counts = self._state["dropped"][actor]
-        counts[:2] += dropped
-        if not some:
-            return
-        if not self._waits_for_room(actor, waiting):
-            steps = np.count_nonzero(valid) - dropped[1]
-            counts += Dropped(steps=int(steps), cut_episodes=kept.lose())
-            return
-        place = self._rings.pushed(actor) % self.depth
-        at = actor * self.depth + place
+        """Copy the rollout in ``slot`` into buffer ``at``, of all. Called by its actor."""
         for name in self._copied:
             self._arrays[name][at] = slots.arrays[name][slot]
         for name, leaf in self.shape.spec.observations.items():
             self._arrays[f"obs/{name}"][at] = _frames(slots, slot, name, leaf.stack is not None)
-        self._state["about"][at] = about
-        self._state["shortened"][at] = False if shortened is None else shortened
-        self._rings.push(actor, place)
-        self.wakeup.set()
-
-    def _waits_for_room(self, actor: int, waiting: Callable[[], None]) -> bool:
-        """Return whether there is room for a rollout, after waiting for it."""
-        until = monotonic() + self.patience
-        while self._rings.size(actor) == self.depth:
-            if self.ended or monotonic() >= until:
-                return False
-            waiting()
-            sleep(0.001)
-        return True
+        self.state["about"][at] = about
+        self.state["shortened"][at] = False if shortened is None else shortened
 
     def ready_actors(self) -> list[int]:
         """Return the actors of which there are rollouts. Called by the recorder."""
-        actors: list[int] = self._rings.filled(0, self.actors).tolist()
+        actors: list[int] = self.rings.filled(0, self.actors).tolist()
         return actors
 
     def take(self, actor: int) -> RecordedRollout | None:
         """Return the oldest rollout of an actor, or None; `done` removes it. Called by the
         recorder."""
-        place = self._rings.peek(actor)
+        place = self.rings.peek(actor)
         if place is None:
             return None
         at = actor * self.depth + place
-        about = Rollout(*self._state["about"][at].tolist())
+        about = Rollout(*self.state["about"][at].tolist())
         columns = {}
         for name in self._names:
             last = about.end + (name == "first" or name.startswith("obs/"))
             columns[name] = self._arrays[name][at, about.begin : last]
-        return RecordedRollout(actor, about, columns, self._state["shortened"][at])
+        return RecordedRollout(actor, about, columns, self.state["shortened"][at])
 
     def done(self, actor: int) -> None:
         """Remove the rollout that `take` has returned. Called by the recorder."""
-        self._rings.pop(actor)
+        self.rings.pop(actor)
 
 
 def _frames(slots: TrajectorySlots, slot: int, name: str, is_stack: bool) -> Array:
@@ -240,7 +201,7 @@ class RolloutSender:
 
     def has_room(self) -> bool:
         """Return whether episodes that begin now can be recorded."""
-        return self.queue.has_room(self.actor)
+        return 2 * self.queue.rings.size(self.actor) <= self.queue.depth
 
     def send(
         self,
@@ -251,12 +212,41 @@ class RolloutSender:
         shortened: Array | None,
         waiting: Callable[[], None],
     ) -> None:
-        """Send a copy of a rollout; see `RolloutQueue.send`."""
-        self.queue.send(self.actor, slots, slot, about, kept, shortened, waiting)
+        """Copy the rollout in ``slot``, which the actor owns, if some of its episodes are ``kept``.
+        If there is no room, wait for it, and call ``waiting`` meanwhile. ``shortened``: see
+        `RecordedRollout`."""
+        queue, state = self.queue, self.queue.state
+        if state["ended"][self.actor]:
+            return
+        new = slice(about.begin, about.end)
+        first, valid = slots.first[slot, new], slots.valid[slot, new]
+        some, *dropped = kept.take(first, valid)
+        counts = state["dropped"][self.actor]
+        counts[:2] += dropped
+        if not some:
+            return
+        if not self._waits_for_room(waiting):
+            steps = np.count_nonzero(valid) - dropped[1]
+            counts += Dropped(steps=int(steps), cut_episodes=kept.lose())
+            return
+        place = queue.rings.pushed(self.actor) % queue.depth
+        queue.copy(slots, slot, self.actor * queue.depth + place, about, shortened)
+        queue.rings.push(self.actor, place)
+        queue.wakeup.set()
+
+    def _waits_for_room(self, waiting: Callable[[], None]) -> bool:
+        """Return whether there is room for a rollout, after waiting for it."""
+        queue, until = self.queue, monotonic() + self.queue.patience
+        while queue.rings.size(self.actor) == queue.depth:
+            if queue.ended or monotonic() >= until:
+                return False
+            waiting()
+            sleep(0.001)
+        return True
 
     def end(self) -> None:
         """Send nothing more."""
-        self.queue.end_of(self.actor)
+        self.queue.state["ended"][self.actor] = True
 
 
 def sender(queue: RolloutQueue | None, actor: int) -> RolloutSender | None:

@@ -97,7 +97,7 @@ def test_an_actor_waits_for_the_episodes_that_are_being_recorded(
     def beating(self: ActorWorker) -> None:
         nonlocal waits
         beat(self)
-        if queue._rings.size(0) == queue.depth:
+        if queue.rings.size(0) == queue.depth:
             waits += 1
             recorder.step()
 
