@@ -120,17 +120,9 @@ def plan_replay(
         config.model, spec, cores // (config.num_learners * config.num_policies)
     )
     item_steps = ItemSteps(sequences.stride, sequences.learned) if sequences else ItemSteps()
-    new_steps = sampler.rollout * sampler.rows
-    stored = config.replay_capacity // new_steps
-    if stored < shards:
-        raise ConfigError(
-            f"--replay-capacity {config.replay_capacity} does not give each of {shards} shards a "
-            f"rollout of {sampler.rollout} steps x {sampler.rows} rows = {new_steps}; raise "
-            "it, or lower --rollout, --num-envs-per-worker or --num-replay-shards"
-        )
-    per_shard = tuple(stored // shards + (i < stored % shards) for i in range(shards))
+    per_shard = _stored_slots(config, sampler)
     leases = math.ceil(sampler.num_splits * spec.num_agents / shards) + 1
-    slots = stored + shards * actors * leases
+    slots = sum(per_shard) + shards * actors * leases
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
     plan = ReplayPlan(
@@ -157,6 +149,19 @@ def plan_replay(
     )
     _check_memory(config, plan)
     return plan
+
+
+def _stored_slots(config: ReplayRunConfig, sampler: SamplerPlan) -> tuple[int, ...]:
+    """Return how many rollouts each shard stores. Raises ConfigError if one would store none."""
+    shards, new_steps = config.num_replay_shards, sampler.rollout * sampler.rows
+    stored = config.replay_capacity // new_steps
+    if stored < shards:
+        raise ConfigError(
+            f"--replay-capacity {config.replay_capacity} does not give each of {shards} shards a "
+            f"rollout of {sampler.rollout} steps x {sampler.rows} rows = {new_steps}; raise "
+            "it, or lower --rollout, --num-envs-per-worker or --num-replay-shards"
+        )
+    return tuple(stored // shards + (i < stored % shards) for i in range(shards))
 
 
 def _check_parts(batch: int, learners: int) -> None:
