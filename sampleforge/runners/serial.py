@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -15,13 +17,42 @@ from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import close
 
 CLOSE_S = 10.0
-"""Seconds that all environments together may take to close."""
+"""Seconds that an environment may take to close."""
+
+
+@contextmanager
+def in_time(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the body whenever it has taken so many ``seconds`` more, also in a call
+    that waits. The body stays in the caller's thread, since an environment may have to be closed by
+    the thread that has made it (windows, database connections). A signal does this, which Python
+    handles in the main thread alone: in another one there is no limit. An alarm that is set already
+    rings afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise TimeoutError(
+            f"it has not closed its environments within {seconds:g} s: their close() hangs. What "
+            "they hold is released when the program ends; processes that they have started may "
+            "have to be ended by hand"
+        )
+
+    began, handler = monotonic(), signal.signal(signal.SIGALRM, late)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - began), 1e-3), interval)
 
 
 class SerialRunner:
     """Steps the workers of ``graph`` in turn, in this thread, so that a debugger can follow
-    them. They are closed in a thread of their own, which is left alone after ``close_s`` seconds:
-    an environment whose ``close`` hangs would keep the program from its end.
+    them. An environment whose ``close`` has not returned after ``close_s`` seconds is left as it
+    is: see `in_time`.
 
     Several may run in one process, in one thread or in several: the workers' events go to the
     runner that steps them, and the limit of threads stays until the last one is closed.
@@ -37,7 +68,6 @@ class SerialRunner:
         self._events: list[Event] = []
         self._failed: Node | None = None
         self._close_s = close_s
-        self._closes = ""
 
     def start(self) -> None:
         with self._limiting:
@@ -104,25 +134,12 @@ class SerialRunner:
         """All workers are this process."""
 
     def close(self) -> None:
-        closing = threading.Thread(target=self._close_workers, name="closing", daemon=True)
-        closing.start()
-        closing.join(self._close_s)
-        if closing.is_alive():
-            text = (
-                f"{self._closes} has not closed its environments within {self._close_s:g} s, and "
-                "is left as it is: their close() hangs. What they hold is released when the "
-                "program ends; processes that they have started may have to be ended by hand"
-            )
-            self._listen("log", ("warning", text))
+        with self._listening():
+            for node in self._nodes:
+                close(node.worker, in_time(self._close_s))
         with self._limiting:
             self._running.discard(self)
             while self._restore_threads and not self._running:
                 self._restore_threads.pop()()
-
-    def _close_workers(self) -> None:
-        with self._listening():
-            for node in self._nodes:
-                self._closes = node.name
-                close(node.worker)
 
     kill = close

@@ -14,6 +14,7 @@ import os
 import select
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
@@ -230,9 +231,11 @@ def _told(error: BaseException) -> str:
     return f"its traceback:\n\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
-def close(worker: Worker) -> None:
-    """Close ``worker``. An error is only logged: it is not why a run ends."""
+def close(worker: Worker, limit: AbstractContextManager[None] | None = None) -> None:
+    """Close ``worker``. An error is only logged: it is not why a run ends. ``limit``: a context
+    that raises if this takes too long."""
     try:
-        worker.close()
+        with limit or nullcontext():
+            worker.close()
     except BaseException as error:
         log.warning("%s: closing its environments failed: %r", worker.name, as_error(error))

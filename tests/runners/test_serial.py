@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,49 @@ class NeverCloses(CodeEnv):
         released.wait()
 
 
-def test_an_environment_that_does_not_close_is_warned_of_and_left() -> None:
-    released.set()  # another one is closed to know the spaces
-    config = AppoConfig(env=f"{__name__}:NeverCloses", serial=True, num_envs_per_worker=2)
-    runner = SerialRunner(wired(config)[0], close_s=0.2)
+class ClosesWhereMade(CodeEnv):
+    """As a window or a database connection, it can only be closed by the thread that made it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.made_in = threading.get_ident()
+
+    def close(self) -> None:
+        assert threading.get_ident() == self.made_in
+
+
+def warnings_of_closing(env: str, caplog: pytest.LogCaptureFixture, close_s: float) -> list[str]:
+    """Run a step of two rows of an environment, and close them."""
+    config = AppoConfig(env=f"{__name__}:{env}", serial=True, num_envs_per_worker=2)
+    runner = SerialRunner(wired(config)[0], close_s)
     runner.start()
     runner.poll(0.0)
+    caplog.clear()
     released.clear()
-    runner.close()
-    (event,) = runner.take_events()
-    level, text = event.payload
-    released.set()
-    for thread in threading.enumerate():
-        if thread.name == "closing":
-            thread.join()
-    assert level == "warning" and "actor 0 has not closed its environments within 0.2 s" in text
+    try:
+        with caplog.at_level("WARNING"):
+            runner.close()
+    finally:
+        released.set()
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_environment_is_closed_in_the_thread_that_has_made_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert warnings_of_closing("ClosesWhereMade", caplog, 60.0) == []
+
+
+def test_an_environment_that_does_not_close_is_warned_of_and_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    released.set()  # another one is closed to know the spaces
+    limit = signal.getitimer(signal.ITIMER_REAL)[0]
+    (text,) = warnings_of_closing("NeverCloses", caplog, 0.2)
+    assert "actor 0: closing its environments failed" in text
+    assert "has not closed its environments within 0.2 s" in text
     assert "may have to be ended by hand" in text
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < limit, "the test's own alarm goes on"
 
 
 @pytest.mark.parametrize("inference", ["inline", "worker"])
