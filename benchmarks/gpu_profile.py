@@ -23,10 +23,10 @@ import torch
 from cases import filled_slots, prepared, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
-from sampleforge.algos.acting import Acting, ActingPlace
-from sampleforge.algos.captured import CudaGraphs
-from sampleforge.algos.ppo_learner import PpoLearner
-from sampleforge.algos.sampling import sampling
+from sampleforge.algorithms.acting import Acting, ActingPlace
+from sampleforge.algorithms.captured import CudaGraphs
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.compiled import compile_passes
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights

@@ -18,7 +18,7 @@ import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
-from sampleforge.algos.precision import autocast
+from sampleforge.algorithms.precision import autocast
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.topologies.builders import ResumePoint, initial_weights, make_learner
 from tests.support.pairings import network_maker, plan_of

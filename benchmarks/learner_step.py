@@ -23,10 +23,10 @@ import torch
 from cases import CPU, filled_slots, prepared
 from machine import describe, table
 
-from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.ppo.loss import AppoLoss
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.dqn.config import DqnConfig
+from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample

@@ -63,8 +63,8 @@ class UpdateClock(Callback):
     def on_learner_update(self, update: Any) -> None:
         if self._spent is not None:
             return
-        from sampleforge.algos.learning import Update
-        from sampleforge.algos.ppo_learner import PpoLearner
+        from sampleforge.algorithms.learning import Update
+        from sampleforge.algorithms.ppo.learner import PpoLearner
 
         self._spent = spent = np.memmap(self.file, np.float64, "r+")
         plain = PpoLearner.update

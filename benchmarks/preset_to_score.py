@@ -48,7 +48,7 @@ def trained(config: Any, args: argparse.Namespace) -> list[tuple[float, float, i
 
 def main() -> None:
     from sampleforge import AppoConfig, DdppoConfig
-    from sampleforge.algos.policy import FrozenPolicy
+    from sampleforge.algorithms.frozen_policy import FrozenPolicy
     from sampleforge.config import from_plain
     from sampleforge.presets import preset_values
     from sampleforge.workers.episode_player import EpisodePlayer, evaluation_envs

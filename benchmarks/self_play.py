@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 import sampleforge as sf
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.loaded_policy import load_model
 from sampleforge.populations.opponents import DRAW_RULES, DrawRule
 from sampleforge.populations.self_play import load_snapshots

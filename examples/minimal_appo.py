@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import sampleforge as sf
-from sampleforge.algos.ppo.loss import AppoLoss
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.env.probe import probe
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector, StepOut

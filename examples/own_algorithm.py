@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 import sampleforge as sf
-from sampleforge.algos.algorithm import LearnerPlace
-from sampleforge.algos.experience import Experience
-from sampleforge.algos.losses import AutogradLoss
-from sampleforge.algos.ppo_learner import PpoLearner
-from sampleforge.algos.records import PPO
+from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.experience import Experience
+from sampleforge.algorithms.losses import AutogradLoss
+from sampleforge.algorithms.ppo.algorithm import PPO
+from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.masked import masked_mean, valid_total
 from sampleforge.ops.returns import gae

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error

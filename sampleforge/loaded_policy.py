@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
 from sampleforge.env.probe import probe

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.tasks import at_newest
 from sampleforge.env.user_function import import_function

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.config import ConfigError
+from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
+from sampleforge.data.rollout_queue import RecordedRollout, Rollout
+from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.env.vector import Array, EnvVector, StepOut
-from sampleforge.offline.assembler import EpisodeAssembler, RecordedEpisode
-from sampleforge.offline.rollout_queue import RecordedRollout, Rollout
-from sampleforge.offline.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.spec import EnvSpec
 from sampleforge.workers.episode_player import EpisodePlayer, EpisodePolicy
 

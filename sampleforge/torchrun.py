@@ -21,7 +21,7 @@ from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 from sampleforge.version import __version__
 
 if TYPE_CHECKING:
-    from sampleforge.distributed.rendezvous import StartupRendezvous
+    from sampleforge.peers.rendezvous import StartupRendezvous
     from sampleforge.runners.base import Runner
     from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.topologies.graph import Graph
@@ -139,7 +139,7 @@ class LeadingRank:
         """Return whether to write a checkpoint after ``error``, for the restart by torchrun. After
         the loss of a rank the weights are valid: every gradient step had a complete sum of
         gradients."""
-        from sampleforge.distributed.group import RankLost
+        from sampleforge.peers.group import RankLost
 
         return isinstance(error, RankLost)
 
@@ -200,7 +200,7 @@ def rank_name(world: World) -> str:
 
 def rendezvous_of(config: RanksRunConfig, world: World) -> StartupRendezvous:
     """Return a new rendezvous of the ranks of ``world``."""
-    from sampleforge.distributed.rendezvous import StartupRendezvous
+    from sampleforge.peers.rendezvous import StartupRendezvous
 
     return StartupRendezvous(world, config.rank_timeout + START_GRACE)
 

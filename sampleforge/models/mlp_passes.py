@@ -152,8 +152,8 @@ def passes_of(model: nn.Module) -> ActorCriticPasses | None:
 
     There are for an actor-critic with MLP encoders of tanh, relu or elu layers, without LayerNorm
     and embeddings and with at most `MOST_INPUTS` inputs, without a recurrent core, in float32, all
-    of whose parameters are trained and flat (`sampleforge.algos.flat_parameters`), and whose passes
-    are not compiled."""
+    of whose parameters are trained and flat (`sampleforge.algorithms.flat_parameters`), and whose
+    passes are not compiled."""
     if type(model) is not ActorCritic or "forward" in vars(model):
         return None
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampleforge.algos.config import ImitationConfig
+from sampleforge.algorithms.marwil.config import ImitationConfig
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores

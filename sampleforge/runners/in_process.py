@@ -14,10 +14,10 @@ from typing import Any
 
 import setproctitle
 
-from sampleforge.distributed.group import RankLost
-from sampleforge.distributed.progress_board import StoreBoard
-from sampleforge.distributed.rendezvous import StartupRendezvous
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.peers.group import RankLost
+from sampleforge.peers.progress_board import StoreBoard
+from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.runtime.watch import Watch
 from sampleforge.shared.events import Event, Kind, send_through

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker

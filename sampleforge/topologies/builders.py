@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sampleforge.algos.acting import Acting, ActingPlace, NewSeed
-from sampleforge.algos.algorithm import Algorithm, LearnerPlace
-from sampleforge.algos.averaging import Averaging, Local
-from sampleforge.algos.config import LearnerConfig
-from sampleforge.algos.experience import WHOLE, Share
-from sampleforge.algos.learning import Learner
+from sampleforge.algorithms.acting import Acting, ActingPlace, NewSeed
+from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
+from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.config import LearnerConfig
+from sampleforge.algorithms.experience import WHOLE, Share
+from sampleforge.algorithms.learning import Learner
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from sampleforge.algos.config import AppoLossConfig, DqnConfig, ImitationConfig, LearnerConfig
-from sampleforge.algos.pqn.config import PqnLossConfig
+from sampleforge.algorithms.config import LearnerConfig
+from sampleforge.algorithms.dqn.config import DqnConfig
+from sampleforge.algorithms.marwil.config import ImitationConfig
+from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.config import ConfigError, typed
+from sampleforge.data.config import InputConfig, RecordConfig, StoredConfig
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import CompilerConfig, ModelConfig
-from sampleforge.offline.config import InputConfig, RecordConfig, StoredConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig

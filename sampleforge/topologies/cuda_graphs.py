@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algos.captured import CudaGraphs
+from sampleforge.algorithms.captured import CudaGraphs
 from sampleforge.config import ConfigError
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 

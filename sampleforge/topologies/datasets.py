@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.offline.config import InputConfig
-from sampleforge.offline.dataset import OfflineDataset, open_dataset
+from sampleforge.data.config import InputConfig
+from sampleforge.data.dataset import OfflineDataset, open_dataset
 from sampleforge.spec import EnvSpec, with_action_units
 from sampleforge.topologies.config import AnyConfig, StoredRunConfig
 from sampleforge.topologies.recording import check_recording

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from sampleforge.data.rollout_queue import RolloutQueue
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.offline.rollout_queue import RolloutQueue
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.topologies.graph import Exploration, Row
 from sampleforge.topologies.sampler_plan import SamplerPlan
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sampleforge.algos.averaging import Averaging, Local
-from sampleforge.algos.experience import Share
-from sampleforge.distributed.group import join_solo
-from sampleforge.distributed.group_epoch import GroupEpoch
+from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.experience import Share
 from sampleforge.models.compiled import compile_passes
+from sampleforge.peers.group import join_solo
+from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot

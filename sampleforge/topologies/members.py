@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from sampleforge.algos.learning import Learner
+from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
 from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sampleforge.algos.config import LearnerConfig
+from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.config import ConfigError
 from sampleforge.topologies.config import SlotsRunConfig
 

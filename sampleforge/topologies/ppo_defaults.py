@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from sampleforge.algos.records import PPO
+from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.offline.config import RecordConfig
-from sampleforge.offline.rollout_queue import PATIENCE, RolloutQueue
-from sampleforge.offline.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
+from sampleforge.data.config import RecordConfig
+from sampleforge.data.rollout_queue import PATIENCE, RolloutQueue
+from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.restart_budget import RestartBudget

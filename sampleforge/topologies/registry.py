@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sampleforge.algos.algorithm import Algorithm
-from sampleforge.algos.pqn.algorithm import PQN
-from sampleforge.algos.records import DQN, MARWIL, PPO
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.dqn.algorithm import DQN
+from sampleforge.algorithms.marwil.algorithm import MARWIL
+from sampleforge.algorithms.ppo.algorithm import PPO
+from sampleforge.algorithms.pqn.algorithm import PQN
 from sampleforge.config import ConfigError
 from sampleforge.env.user_function import import_user_module
 from sampleforge.spec import EnvSpec

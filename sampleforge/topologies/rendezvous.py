@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.distributed.group import Member, Rendezvous
-from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
-from sampleforge.distributed.torch_group import Backend, RendezvousStore
+from sampleforge.peers.group import Member, Rendezvous
+from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
+from sampleforge.peers.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes, resolve_device, this_machine
 from sampleforge.workers.config import LearnersConfig
 

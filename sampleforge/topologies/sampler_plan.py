@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sampleforge.algos.config import LearnerConfig
+from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout

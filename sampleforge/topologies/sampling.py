@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
+from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.offline.rollout_queue import RolloutQueue, sender
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape

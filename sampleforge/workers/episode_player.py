@@ -24,8 +24,8 @@ the literature."""
 
 
 class EpisodePolicy(Protocol):
-    """A policy with fixed weights, such as `sampleforge.algos.policy.FrozenPolicy`, which says what
-    the arguments are."""
+    """A policy with fixed weights, such as `sampleforge.algorithms.frozen_policy.FrozenPolicy`,
+    which says what the arguments are."""
 
     def initial_state(self, rows: int) -> torch.Tensor: ...
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.tasks import TaskSource, at_newest

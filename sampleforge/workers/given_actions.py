@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from sampleforge.data.dataset import open_dataset
+from sampleforge.data.episode_vector import EpisodeVector
+from sampleforge.data.shuffle import ShuffleBuffer
 from sampleforge.env.vector import Array, EnvVector
-from sampleforge.offline.dataset import open_dataset
-from sampleforge.offline.episode_vector import EpisodeVector
-from sampleforge.offline.shuffle import ShuffleBuffer
 from sampleforge.rollouts.slots import TrajectorySlots
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sampleforge.distributed.group import RankLost
+from sampleforge.peers.group import RankLost
 from sampleforge.rollouts.batch_source import Batches
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.averaging import Averaging, DataParallel, Local
-from sampleforge.algos.learning import Learner
-from sampleforge.distributed.group import RankGroup, RankLost, SoloGroup
-from sampleforge.distributed.group_epoch import GroupEpoch
+from sampleforge.algorithms.averaging import Averaging, DataParallel, Local
+from sampleforge.algorithms.learning import Learner
+from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
+from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.weights import SharedWeights

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.acting import Acted, Acting
+from sampleforge.algorithms.acting import Acted, Acting
 from sampleforge.rollouts.requests import VALUE, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.staging import Staging, staging_to

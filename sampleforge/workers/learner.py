@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.learning import Learner
+from sampleforge.algorithms.learning import Learner
 from sampleforge.ops.running_stats import alone
 from sampleforge.rollouts.batch_source import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange

@@ -13,7 +13,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from sampleforge.algos.learning import Learner
+from sampleforge.algorithms.learning import Learner
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.spec import ENV_PREFIX
 

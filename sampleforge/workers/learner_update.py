@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from sampleforge.algos.learning import Learner
+from sampleforge.algorithms.learning import Learner
 from sampleforge.workers.callback import Hook, WorkerCallbacks, call, numbers
 from sampleforge.workers.metrics import CUSTOM
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.acting import Acting
+from sampleforge.algorithms.acting import Acting
 from sampleforge.rollouts.requests import ACT, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Counters

@@ -7,7 +7,7 @@ import math
 from time import perf_counter
 from typing import Any
 
-from sampleforge.distributed.group import RankLost
+from sampleforge.peers.group import RankLost
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.shared.counters import Counters
 from sampleforge.workers.actor import END_RECORDING, ActorWorker

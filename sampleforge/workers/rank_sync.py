@@ -10,8 +10,8 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from sampleforge.algos.learning import Learner
-from sampleforge.distributed.group import RankGroup
+from sampleforge.algorithms.learning import Learner
+from sampleforge.peers.group import RankGroup
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 

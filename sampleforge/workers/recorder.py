@@ -7,9 +7,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from sampleforge.offline.assembler import EpisodeAssembler, RecordedEpisode
-from sampleforge.offline.rollout_queue import RolloutQueue
-from sampleforge.offline.writer import DatasetWriter
+from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
+from sampleforge.data.rollout_queue import RolloutQueue
+from sampleforge.data.writer import DatasetWriter
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.worker import EventDriven

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.data.kept_episodes import KeptEpisodes
+from sampleforge.data.rollout_queue import Rollout, RolloutSender
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.models.normaliser import FAR, MANY_NUMBERS, WARM_UP
-from sampleforge.offline.kept_episodes import KeptEpisodes
-from sampleforge.offline.rollout_queue import Rollout, RolloutSender
 from sampleforge.ops.far_values import FarFromMean, TypicalSize, bound_rewards
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap

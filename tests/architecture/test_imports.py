@@ -17,8 +17,8 @@ from tests.support.imports import Import, imports_of
 FLOORS = {
     0: "version ops runtime config encoding spec",
     1: "shared",
-    2: "models env rollouts replay distributed offline",
-    3: "algos",
+    2: "models env rollouts replay peers data",
+    3: "algorithms",
     4: "workers",
     5: "topologies runners",
     6: "run",

@@ -100,7 +100,7 @@ def test_no_module_imports_a_test_module() -> None:
         ("topologies/dqn", True),
         ("envs", False),
         ("learning", False),
-        ("data", True),
+        ("figures", True),
         ("benchmarks", True),
     ],
 )
@@ -122,10 +122,10 @@ def test_misplaced_modules_are_found(module: str, wrong: bool) -> None:
         ("from tests import test_config", ["tests.test_config"]),
         ("def f():\n    import tests.test_config", ["tests.test_config"]),
         ("from tests.conftest import x", ["tests.conftest"]),
-        ("from . import test_ppo_learner", ["tests.algos.test_ppo_learner"]),
+        ("from . import test_ppo_learner", ["tests.algorithms.test_ppo_learner"]),
         ("from tests.support.envs import CodeEnv", []),
         ("import torch.testing", []),
     ],
 )
 def test_imports_of_test_modules_are_found(text: str, found: list[str]) -> None:
-    assert foreign_tests("tests.algos.test_dqn", text) == found
+    assert foreign_tests("tests.algorithms.test_dqn", text) == found

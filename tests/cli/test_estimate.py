@@ -13,8 +13,8 @@ import torch
 
 from sampleforge.api import load_policy
 from sampleforge.cli import main
+from sampleforge.data.dataset import StoredEpisode
 from sampleforge.loaded_policy import LoadedPolicy
-from sampleforge.offline.dataset import StoredEpisode
 from tests.support.recorded import recorded, write_dataset
 from tests.support.serial_runs import run_serially
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.acting import ActingPlace
-from sampleforge.algos.sampling import sampling
+from sampleforge.algorithms.acting import ActingPlace
+from sampleforge.algorithms.sampling import sampling
 from sampleforge.config import ConfigError
 from sampleforge.models.compiled import compile_passes
 from sampleforge.runtime.machine import lacking

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from sampleforge.algos.flat_parameters import flatten as flatten_parameters
+from sampleforge.algorithms.flat_parameters import flatten as flatten_parameters
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import Embedding

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from sampleforge.algos.flat_parameters import flatten as flatten_parameters
+from sampleforge.algorithms.flat_parameters import flatten as flatten_parameters
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.cnn import DoomCNN, DqnCNN, ImpalaResNet, NatureCNN

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sampleforge.algos.acting import ActingPlace
-from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.epsilon_greedy import epsilon_greedy
-from sampleforge.algos.records import DQN
+from sampleforge.algorithms.acting import ActingPlace
+from sampleforge.algorithms.dqn.algorithm import DQN
+from sampleforge.algorithms.dqn.config import DqnConfig
+from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
 from sampleforge.api import load_policy, train
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig

@@ -1,5 +1,5 @@
 """Log-probabilities and entropies are those of the distribution, and their derivatives by hand are
-those of finite differences. `tests.algos.ppo.test_terms` has the loss as a whole."""
+those of finite differences. `tests.algorithms.ppo.test_terms` has the loss as a whole."""
 
 from __future__ import annotations
 

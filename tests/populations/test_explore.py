@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
-from sampleforge.algos.hyperparameters import (
+from sampleforge.algorithms.config import LearnerConfig
+from sampleforge.algorithms.dqn.config import DqnConfig
+from sampleforge.algorithms.hyperparameters import (
     APPO_LOSS_HYPERPARAMETERS,
     DQN_HYPERPARAMETERS,
     LEARNER_HYPERPARAMETERS,
     changed,
     values,
 )
+from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.populations.exploit import VARIANTS, Value, Variant
 from sampleforge.populations.explore import (
     KNOWN,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.acting import ActingPlace
+from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.rollouts.slots import RECORDED
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.training_clock import TrainingClock

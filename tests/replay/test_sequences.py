@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.dqn import FinishRollout
-from sampleforge.algos.learning import Update
-from sampleforge.algos.windows import MakeWindows
+from sampleforge.algorithms.dqn.loss import FinishRollout
+from sampleforge.algorithms.learning import Update
+from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import initial_errors, n_step_windows

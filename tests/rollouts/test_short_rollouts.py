@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.experience import Experience, experience_of, minibatch_positions
-from sampleforge.algos.ppo.loss import AppoLoss
-from sampleforge.algos.return_scale import sampled_returns
-from sampleforge.distributed.group import RankGroup
+from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.experience import Experience, experience_of, minibatch_positions
+from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.return_scale import sampled_returns
+from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, end_rollout

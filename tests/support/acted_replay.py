@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
-from sampleforge.algos.acting import Acted
+from sampleforge.algorithms.acting import Acted
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import sync_vector
 from sampleforge.ops.n_step import Windows, n_step_windows

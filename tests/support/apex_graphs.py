@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sampleforge.algos.averaging import Averaging
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.learning import Update
+from sampleforge.algorithms.averaging import Averaging
+from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.learning import Update
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.replay.limiter import RateLimiter

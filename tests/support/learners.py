@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algos.ppo.loss import AppoLoss
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch

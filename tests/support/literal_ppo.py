@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampleforge.algos.config import AppoLossConfig
-from sampleforge.algos.experience import Experience
-from sampleforge.algos.learning import Tensors
-from sampleforge.algos.losses import AutogradLoss, Minibatches
-from sampleforge.algos.ppo.loss import AppoLoss
+from sampleforge.algorithms.experience import Experience
+from sampleforge.algorithms.learning import Tensors
+from sampleforge.algorithms.losses import AutogradLoss, Minibatches
+from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import vtrace

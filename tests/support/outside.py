@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from sampleforge.algos.algorithm import LearnerPlace
-from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn import DqnOutput, importance_weights
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.records import DQN
+from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.dqn.algorithm import DQN
+from sampleforge.algorithms.dqn.config import DqnConfig
+from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.dqn.loss import DqnOutput, importance_weights
 from sampleforge.models.q_network import QNetwork
 from sampleforge.spec import ACTION
 from sampleforge.topologies import dqn_defaults

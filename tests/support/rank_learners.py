@@ -8,10 +8,10 @@ from functools import cache
 
 import torch
 
-from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.experience import WHOLE, Share
-from sampleforge.algos.ppo.loss import AppoLoss
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.experience import WHOLE, Share
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig

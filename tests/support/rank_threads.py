@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from sampleforge.distributed.group import RankGroup
-from sampleforge.distributed.shm_group import MemoryGroup, RankMemory
-from sampleforge.distributed.torch_group import ProcessGroup
+from sampleforge.peers.group import RankGroup
+from sampleforge.peers.shm_group import MemoryGroup, RankMemory
+from sampleforge.peers.torch_group import ProcessGroup
 
 T = TypeVar("T")
 

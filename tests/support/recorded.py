@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from sampleforge.data import minari_format as fields
+from sampleforge.data.dataset import StoredEpisode
+from sampleforge.data.stored_steps import Mixture, RewardRule, StoredSteps
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.offline import minari_format as fields
-from sampleforge.offline.dataset import StoredEpisode
-from sampleforge.offline.stored_steps import Mixture, RewardRule, StoredSteps
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec, action_specs
 from tests.support.pairings import seeded_model
 

@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
 
 
 class RecordedGraphs:
-    """`sampleforge.algos.captured.Graphs` on a CPU. What a graph cannot notice (another Python
+    """`sampleforge.algorithms.captured.Graphs` on a CPU. What a graph cannot notice (another Python
     number, a tensor in another place) is not noticed either. ``recorded``: number of graphs."""
 
     def __init__(self) -> None:

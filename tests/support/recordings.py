@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sampleforge.offline.dataset import StoredEpisode
+from sampleforge.data.dataset import StoredEpisode
 from sampleforge.topologies.config import AppoConfig
 from tests.support.envs import code_reward
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from sampleforge.algos.records import PPO
+from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.algos.learning import Update
+from sampleforge.algorithms.learning import Update
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.spec import ActionSpec
 from sampleforge.topologies.config import ApexConfig

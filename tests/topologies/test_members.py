@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.learning import Update
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.learning import Update
+from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder

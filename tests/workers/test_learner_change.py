@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.shared.state_snapshot import StateSnapshot

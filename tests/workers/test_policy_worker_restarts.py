@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.acting import Acted
+from sampleforge.algorithms.acting import Acted
 from sampleforge.rollouts.requests import ACT, VALUE, InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sampleforge.api import train
-from sampleforge.distributed.progress_board import RolloutBoard
 from sampleforge.models.config import ModelConfig
+from sampleforge.peers.progress_board import RolloutBoard
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import length
 from sampleforge.run.reports.metrics_file import read_metrics

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.experience import experience_of
-from sampleforge.algos.ppo.loss import AppoLoss
+from sampleforge.algorithms.experience import experience_of
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.config import ConfigError
+from sampleforge.data.dataset import open_dataset
 from sampleforge.models.config import ModelConfig
-from sampleforge.offline.dataset import open_dataset
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.distributed.group import RankLost
+from sampleforge.peers.group import RankLost
 from sampleforge.replay.exchange import SAMPLE, SampleRelay, SampleRequests
 from sampleforge.replay.sample_batches import ChosenSamples
 from sampleforge.replay.sample_source import ReadySample

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.experience import experience_of, minibatch_positions
-from sampleforge.algos.minibatches import env_share, minibatch_indices
-from sampleforge.algos.ppo.loss import AppoLoss
+from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.experience import experience_of, minibatch_positions
+from sampleforge.algorithms.minibatches import env_share, minibatch_indices
+from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
+from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT

@@ -11,7 +11,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.algos.learning import Learner
+    from sampleforge.algorithms.learning import Learner
 
 
 class SaveCheckpoint:

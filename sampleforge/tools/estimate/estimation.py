@@ -12,19 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.action_probabilities import action_probabilities
-from sampleforge.algos.fitted_q import Decisions, cross_fitted_q, encode_actions
 from sampleforge.config import ConfigError
+from sampleforge.data.dataset import OfflineDataset, StoredEpisode, open_dataset
+from sampleforge.data.hdf5_episodes import check_memory
+from sampleforge.data.whole_episodes import whole_episodes
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state, read_config
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.offline.dataset import OfflineDataset, StoredEpisode, open_dataset
-from sampleforge.offline.hdf5_episodes import check_memory
-from sampleforge.offline.whole_episodes import whole_episodes
 from sampleforge.ops.distributions import action_layout
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust
 from sampleforge.runtime.threads import limit_threads
+from sampleforge.tools.estimate.action_probabilities import action_probabilities
 from sampleforge.tools.estimate.estimates import (
     LEAST_EFFECTIVE,
     LEAST_EPISODES,
@@ -34,6 +33,7 @@ from sampleforge.tools.estimate.estimates import (
     estimates,
     terms,
 )
+from sampleforge.tools.estimate.fitted_q import Decisions, cross_fitted_q, encode_actions
 
 NO_TRUST = Trust()
 NAMES = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.scratch import scratch_directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import this_machine

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
-from sampleforge.distributed.group_epoch import GroupEpoch
-from sampleforge.distributed.progress_board import StoreBoard
-from sampleforge.distributed.rendezvous import StartupRendezvous, WorldRendezvous
-from sampleforge.distributed.torch_group import Backend
+from sampleforge.peers.group_epoch import GroupEpoch
+from sampleforge.peers.progress_board import StoreBoard
+from sampleforge.peers.rendezvous import StartupRendezvous, WorldRendezvous
+from sampleforge.peers.torch_group import Backend
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeList

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
-from sampleforge.distributed.group import Rendezvous
-from sampleforge.distributed.group_epoch import GroupEpoch
-from sampleforge.distributed.progress_board import Board, RolloutBoard
+from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
-from sampleforge.offline.rollout_queue import RolloutQueue, sender
+from sampleforge.peers.group import Rendezvous
+from sampleforge.peers.group_epoch import GroupEpoch
+from sampleforge.peers.progress_board import Board, RolloutBoard
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from sampleforge.algos.acting import ActingPlace
+from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.env.seeding import DATASET_STREAM
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.shares import Shares

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.windows import MakeWindows
+from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames
 from sampleforge.replay.exchange import SampleRelay

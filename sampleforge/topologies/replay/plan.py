@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import CompressedFrames, lz4_block, ring_bytes
 from sampleforge.replay.device_frames import frame_places

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sampleforge.algos.algorithm import Algorithm
-from sampleforge.algos.dqn_learner import with_target
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.dqn.learner import with_target
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.compressed import CompressedFrames, FrameStore

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
-from sampleforge.offline.dataset import OfflineDataset
+from sampleforge.data.dataset import OfflineDataset
 from sampleforge.runtime.machine import human_bytes, memory_available, this_machine
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import StoredRunConfig

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
-from sampleforge.offline.config import Source
-from sampleforge.offline.stored_steps import RewardRule, StoredBatches
+from sampleforge.data.config import Source
+from sampleforge.data.stored_steps import RewardRule, StoredBatches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import EpisodeList

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.algos.records import DQN
+from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.api import Trainer
 from sampleforge.replay.histograms import BINS, count_positive, evenly, histogram
 from sampleforge.run.reports.exploring import ReturnsByExploration

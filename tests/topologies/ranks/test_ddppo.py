@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.api import load_policy, train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
-from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
+from sampleforge.peers.group import RankGroup
 from sampleforge.run.callback import Callback
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.run.session import Session

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.records import DQN
+from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
@@ -253,7 +253,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
     tensors, plain = learner.state()
     assert learner.version > 10
     config = apex_config(target_update_interval=7)
-    from sampleforge.algos.dqn_learner import DqnLearner
+    from sampleforge.algorithms.dqn.learner import DqnLearner
 
     other = DqnLearner(
         network_maker(config, spec_of(config), 9)(),

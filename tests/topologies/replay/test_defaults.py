@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_heads import Streams
 from sampleforge.presets import preset_values

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.experience import Share
+from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.experience import Share
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.running_stats import alone
+from sampleforge.peers.group import RankGroup
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
 from sampleforge.replay.sample_batches import Choice, SampleBatches, SampleReader
 from sampleforge.replay.sequences import GatheredSequences, Sequences

@@ -12,12 +12,12 @@ import psutil
 import pytest
 import torch
 
-from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.experience import Share
+from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.experience import Share
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.distributed.group import RankGroup
-from sampleforge.distributed.group_epoch import GroupEpoch
+from sampleforge.peers.group import RankGroup
+from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
 from sampleforge.run.reports.metrics_file import read_metrics

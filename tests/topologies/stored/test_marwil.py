@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.records import MARWIL
+from sampleforge.algorithms.marwil.algorithm import MARWIL
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
+from sampleforge.data.stored_steps import StoredBatches
 from sampleforge.env.config import EnvConfig
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.offline.stored_steps import StoredBatches
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import MarwilConfig

@@ -1,0 +1,83 @@
+"""The settings of a learner of batches of rollouts: its optimiser and its batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sampleforge.config import Checked, ConfigError, check_range, typed
+
+
+@dataclass(frozen=True)
+class LearnerConfig(Checked):
+    batch_size: int | None = None
+    """Env steps per learner batch (default: 2048 over all ranks; with --async-rl one rollout of
+    the default number of environments, at least 1024; the same on any number of cores)."""
+    minibatch_size: int | None = None
+    """Env steps per gradient step (default: about 256; with --async-rl the whole batch)."""
+    num_epochs: int | None = None
+    """Passes over each batch (default: 10, for images 3, for grids that are not pixels 4; with
+    --async-rl 1)."""
+    gamma: float = 0.99
+    """Discount per env step, 0 to 1."""
+    learning_rate: float | None = None
+    """Step size of Adam (default: 5e-4, for grids that are not pixels 1e-3; with --async-rl
+    3e-4)."""
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] | None = None
+    """linear: falls to zero at the stop condition; kl_adaptive: holds the KL near
+    --lr-target-kl (default: constant; with pqn linear, if there is a stop condition)."""
+    lr_target_kl: float = 0.008
+    """With --lr-schedule kl_adaptive: the KL between the policies before and after the update of a
+    batch to aim at, in nats."""
+    adam_eps: float = 1e-5
+    """Added to the denominator of Adam's step, above 0."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of Adam's averages of the gradient and of its square, each from 0 to below 1."""
+    max_grad_norm: float = 0.5
+    """Norm that gradients are clipped to (0: no clipping)."""
+    reward_scale: float = 1.0
+    """Factor of rewards for learning; reported returns are unscaled."""
+    reward_clip: Literal["sign"] | float | None = None
+    """Clip scaled rewards to +- this value for learning; sign: learn from their sign only (-1, 0 or
+    1); reported returns are unclipped (default: no clipping)."""
+    normalise_returns: bool = True
+    """Learn returns divided by their running standard deviation, so that rewards of any size
+    fit."""
+    max_policy_lag: int | None = None
+    """Experience that is more policy versions (gradient steps) old is not learned from (default:
+    100, or twice the expected lag if that is more)."""
+    async_rl: bool | None = None
+    """Sampling continues while the learner trains; off: they take turns, and batches are on-policy
+    (default: on for images, else off)."""
+    num_batches_to_accumulate: int = 2
+    """With --async-rl: batches that may wait for the learner before sampling stops."""
+    learner_threads: int | None = None
+    """Threads of the learner on a CPU (default: 1; with convolutions one per core, with
+    --async-rl two of five cores, at most 4 for planes that are no pixels)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "batch_size minibatch_size num_epochs learner_threads", low=1)
+        check_range(self, "num_batches_to_accumulate", low=1)
+        check_range(self, "gamma", low=0, high=1)
+        check_range(self, "learning_rate lr_target_kl adam_eps", low=0, above=True)
+        check_range(self, "reward_scale", low=0, above=True)
+        if self.reward_clip != "sign":
+            check_range(self, "reward_clip", low=0, above=True)
+        check_range(self, "max_grad_norm max_policy_lag", low=0)
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise ConfigError(
+                f"{typed('adam_betas', self.adam_betas)}: both must be at least 0 and below 1"
+            )
+        if self.batch_size and self.minibatch_size and self.minibatch_size > self.batch_size:
+            raise ConfigError(
+                f"--minibatch-size {self.minibatch_size}: a batch has only {self.batch_size} env "
+                "steps (--batch-size) to take minibatches from"
+            )
+        waiting, usual = self.num_batches_to_accumulate, LearnerConfig.num_batches_to_accumulate
+        if self.async_rl is False and waiting != usual:
+            raise ConfigError(
+                f"--num-batches-to-accumulate {waiting}: with --no-async-rl (the default without "
+                "images) no batch waits, because sampling and learning take turns; leave it out "
+                "or add --async-rl"
+            )

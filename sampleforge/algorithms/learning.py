@@ -1,0 +1,231 @@
+"""What a learner is to the processes around it, and what all learners have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.flat_parameters import (
+    FlatParameters,
+    Frozen,
+    Optimiser,
+    flatten,
+    load_optimiser,
+    optimiser_tensors,
+)
+from sampleforge.algorithms.hyperparameters import changed, check_names, values
+from sampleforge.ops.explained_variance import MOMENTS, explained_variance
+from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.ops.schedules import linear
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Update(NamedTuple):
+    """The result of an update."""
+
+    metrics: dict[str, float]
+    trained: int
+    """Number of env steps that this learner has learned from."""
+    errors: npt.NDArray[np.float32] | None = None
+    """[B] of the items of a sample, from which new priorities are made; None if the step was
+    skipped, or there are no priorities."""
+
+
+class Learner(Protocol):
+    """A learner of one policy, as an object without a process.
+
+    ``version``: the policy version, which never goes back. ``env_steps``: those that have led to
+    its weights. ``tag``: plain values that others keep with its state. ``model``: the network that
+    is published. ``averaging`` connects it with the learners of the same policy in other processes.
+    """
+
+    version: int
+    env_steps: int
+    tag: dict[str, Any]
+    averaging: Averaging
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def update(self, batch: Any, progress: float) -> Update:
+        """Learn from a batch of the kind that the topology gives. ``progress`` (0 to 1) is the
+        fraction of the training that is done; it drives the schedules. A gradient step that is not
+        finite is skipped and counted."""
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+
+    def reseed(self, seed: int) -> None:
+        """Seed anew the random numbers that the learner draws, if it draws any."""
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
+
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
+        """Restore a `state`. Raises ValueError if it is of another model."""
+
+
+Model = TypeVar("Model", bound=nn.Module)
+Config = TypeVar("Config", bound="Any")
+"""`LearnerConfig`, `DqnConfig`, `ImitationConfig`, or another with their ``learning_rate``,
+``lr_schedule`` and ``max_grad_norm``."""
+
+
+class GradientLearner(Generic[Model, Config]):
+    """What all learners have that take gradient steps: networks, optimisers, the learning rate and
+    its schedule, hyperparameters, and the state of all this. A subclass adds its `update`.
+
+    ``model`` is the network that is published; ``others`` are the networks of the learner alone, by
+    name. The constructor of the subclass calls `_add_optimiser` for those that are trained.
+    ``changeable``: the fields of ``config`` that `change` can change. ``averaging`` connects the
+    learner with those of the same policy in other processes (None: there are none).
+
+    ``version``, the policy version, is the number of gradient steps, skipped ones included.
+    ``env_steps`` and ``tag``: see `Learner`; the process around the learner sets them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: Config,
+        changeable: tuple[str, ...],
+        *,
+        device: torch.device,
+        precision: str,
+        averaging: Averaging | None = None,
+        others: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        assert config.learning_rate is not None, "resolve_defaults comes first"
+        self.model = model
+        self.version = 0
+        self.env_steps = 0
+        self.tag: dict[str, Any] = {}
+        self.averaging = averaging or Local()
+        self._config = config
+        self._changeable = changeable
+        self._device = device
+        self._precision = precision
+        self._networks: dict[str, nn.Module] = {"model": model, **(others or {})}
+        for network in self._networks.values():
+            network.to(device)
+        self._frozen: list[Frozen] = []
+        self._optimisers: dict[str, Optimiser] = {}
+        self._learning_rate: float = config.learning_rate
+        self._gather: Gather = alone if self.averaging.solo else self.averaging.all_gather
+
+    def _add_optimiser(
+        self, name: str, network: nn.Module, new: Callable[[FlatParameters], Optimiser]
+    ) -> Optimiser:
+        """Return an optimiser of the trainable parameters of ``network``, which are flat from now
+        on; several networks are one `torch.nn.ModuleList`. ``name``: in the state."""
+        assert name not in self._networks | self._optimisers
+        flat = flatten(network)
+        self.averaging.follow(flat)
+        self._frozen.append(Frozen(network))
+        self._optimisers[name] = new(flat)
+        return self._optimisers[name]
+
+    def _check_frozen(self) -> None:
+        """Raise RuntimeError if other parameters are trained than when the learner was made."""
+        for frozen in self._frozen:
+            frozen.check()
+
+    def _follow_schedule(self, progress: float) -> None:
+        """Set the learning rate at ``progress`` (0 to 1) of the training."""
+        if self._config.lr_schedule == "linear":
+            self._learning_rate = linear(self._config.learning_rate, progress)
+
+    def _clip_gradient(self, optimiser: Optimiser) -> torch.Tensor:
+        """Scale the optimiser's gradient down to ``max_grad_norm``; return the norm [] that it had,
+        without waiting for the device."""
+        return optimiser.flat.clip_gradient(self._config.max_grad_norm)
+
+    def _step_unless(self, skipped: bool, progress: float) -> dict[str, float]:
+        """Take the step of all optimisers, unless it is ``skipped`` because a gradient is not
+        finite, and count it in any case; return what there is to report."""
+        self._follow_schedule(progress)
+        if not skipped:
+            for optimiser in self._optimisers.values():
+                optimiser.step(self._learning_rate)
+        self.version += 1
+        return {"learning_rate": self._learning_rate, "skipped_steps": float(skipped)}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, self._changeable)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        check_names(self.hyperparameters(), new)
+        self._config = changed(self._config, self._changeable, new)
+        self._learning_rate = new.get("learning_rate", self._learning_rate)
+
+    def reseed(self, seed: int) -> None:
+        """Do nothing, for a learner that draws no random numbers."""
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values.
+
+        The weights of a network are ``<network>/<name>``, what an optimiser keeps of each parameter
+        is ``<optimiser>/<index>/<name>``."""
+        tensors = {
+            f"{network}/{name}": tensor
+            for network, module in self._networks.items()
+            for name, tensor in module.state_dict().items()
+        }
+        for name, optimiser in self._optimisers.items():
+            tensors |= optimiser_tensors(optimiser, name)
+        tensors |= self._other_tensors()
+        plain = {
+            "version": self.version,
+            "env_steps": self.env_steps,
+            "hyperparameters": self.hyperparameters(),
+            **({"tag": dict(self.tag)} if self.tag else {}),
+        }
+        return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
+
+    def _other_tensors(self) -> Tensors:
+        """Return the tensors of the state beside those of networks and optimisers, on any
+        device."""
+        return {}
+
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
+        """Restore a `state`. Raises ValueError if it is of another model."""
+        for network, module in self._networks.items():
+            prefix = f"{network}/"
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            try:
+                module.load_state_dict(own)
+            except RuntimeError as error:
+                raise ValueError(f"the checkpoint is of another model: {error}") from error
+        for name, optimiser in self._optimisers.items():
+            load_optimiser(optimiser, tensors, name)
+        self.version = plain["version"]
+        self.env_steps = plain["env_steps"]
+        self.tag = dict(plain.get("tag", {}))
+        self.change(plain["hyperparameters"])
+
+
+def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return all metrics as floats, copied to the CPU at once. The moments of `value_moments`, if
+    they are among them, become ``explained_variance``; it is left out where the targets do not
+    vary."""
+    copied = torch.stack([m.detach().double() for m in metrics.values()]).tolist()
+    floats = dict(zip(metrics, copied, strict=True))
+    if MOMENTS[0] in floats:
+        explained = explained_variance({name: floats.pop(name) for name in MOMENTS})
+        if explained is not None:
+            floats["explained_variance"] = explained
+    return floats

@@ -1,0 +1,1 @@
+"""MARWIL: learning from recorded actions."""

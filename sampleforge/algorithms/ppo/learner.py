@@ -1,0 +1,301 @@
+"""The learner of an actor-critic policy, as an object without a process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sampleforge.algorithms.averaging import Averaging
+from sampleforge.algorithms.captured import Graphs
+from sampleforge.algorithms.config import LearnerConfig
+from sampleforge.algorithms.experience import (
+    WHOLE,
+    Experience,
+    Share,
+    experience_of,
+    minibatch_positions,
+)
+from sampleforge.algorithms.flat_parameters import Adam
+from sampleforge.algorithms.hyperparameters import LEARNER_HYPERPARAMETERS
+from sampleforge.algorithms.learning import GradientLearner, Tensors, Update, to_floats
+from sampleforge.algorithms.losses import MAXIMA, Loss, Minibatches
+from sampleforge.algorithms.ppo.graphed_steps import GraphedSteps
+from sampleforge.algorithms.ppo.update_kl import UpdateKl
+from sampleforge.algorithms.precision import autocast
+from sampleforge.algorithms.return_scale import ReturnScale
+from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
+from sampleforge.ops.schedules import kl_adaptive
+from sampleforge.rollouts.batch import Batch
+
+
+class PpoLearner(GradientLearner[Any, LearnerConfig]):
+    """Model, optimiser, schedules and running statistics of one policy.
+
+    See `GradientLearner`. A minibatch without a valid row on any rank makes no step and no version.
+    All learners of a policy begin with the same `state` and have the same `state` after each
+    update. ``batch_size`` is the nominal number of env
+    steps of a batch whose size varies; it determines the number of gradient steps. ``share``: the
+    part of each batch that this learner has.
+
+    ``env_steps`` counts the valid env steps of all batches.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Loss,
+        config: LearnerConfig,
+        *,
+        device: torch.device,
+        precision: str,
+        seed: int,
+        averaging: Averaging | None = None,
+        batch_size: int | None = None,
+        share: Share = WHOLE,
+    ) -> None:
+        super().__init__(
+            model,
+            config,
+            LEARNER_HYPERPARAMETERS,
+            device=device,
+            precision=precision,
+            averaging=averaging,
+        )
+        assert config.num_epochs is not None
+        self._loss = loss
+        self._batch_size = batch_size
+        self._share = share
+        self._optimiser = self._add_optimiser(
+            "optimiser", model, lambda flat: Adam(flat, config.adam_betas, config.adam_eps)
+        )
+        self._num_epochs = config.num_epochs
+        self._generator = torch.Generator().manual_seed(seed)  # minibatch order
+        self._return_scale = ReturnScale(config.gamma, device)
+        self._graphed: GraphedSteps | None = None
+        self._loads = 0  # each puts the optimiser's state in another place
+
+    def update(self, batch: Batch, progress: float) -> Update:
+        """Learn from one batch [T+1, B]. This waits for the device once, at the
+        end, before the weights are published (and once more for the number of steps, if the size of
+        batches varies).
+
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
+        schedules. A gradient step whose gradient is not finite is skipped and counted in
+        ``skipped_steps``; a minibatch without a valid row is counted in ``empty_minibatches``.
+        Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
+        the values at sampling; it is left out where the value targets do not vary.
+        """
+        self._check_frozen()
+        if self._config.lr_schedule == "linear" or self._loss.is_scheduled:
+            progress = float(self.averaging.all_gather(torch.tensor([progress])).max())
+        self._follow_schedule(progress)
+        if self._loss.is_scheduled:
+            self._loss.follow(progress)
+        batch = batch.to(self._device)
+        experience = experience_of(batch, self._config, self.version, self.averaging.all_gather)
+        counts = self._count(batch, experience)
+        if self._config.normalise_returns:
+            scale = self._return_scale.update(experience, self._gather, batch.last_value)
+            self.model.rescale_values(scale)
+        counts["value_scale"] = self.model.value_scale
+        self.model.train()
+        adapts, change = self._config.lr_schedule == "kl_adaptive", None
+        with autocast(self._device, self._precision):
+            if adapts:
+                change = UpdateKl(self.model, experience, self._generator, self._share)
+            experience = self._loss.prepare(self.model, experience)
+        count, metrics_of_steps = self._learn(experience)
+        if change is not None:
+            with autocast(self._device, self._precision):
+                kl = change.measure(self.model, self.averaging.all_gather)
+            metrics_of_steps["update_kl"] = kl
+        metrics = to_floats({**metrics_of_steps, **counts})
+        steps = count - int(metrics["empty_minibatches"])
+        self.version -= count - steps
+        for name in ("policy_lag_mean", "policy_lag_max"):
+            in_batches = name.replace("lag", "lag_batches")
+            metrics[in_batches] = metrics[name] / count
+        self.env_steps += int(metrics["valid_steps"])
+        self._update_statistics(batch, metrics)
+        # Before the first reward nothing is learned, so the KL cannot guide the learning rate.
+        if adapts and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
+            self._learning_rate = kl_adaptive(
+                self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
+            )
+        metrics["learning_rate"] = self._learning_rate
+        trained = int(metrics.pop("own_trained_steps"))
+        return Update(metrics, trained)
+
+    def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
+        """Return the numbers of valid and stale env steps and their policy lag, over all ranks;
+        ``own_trained_steps`` alone counts only the steps that this rank learns from."""
+        valid, lag = batch.valid, self.version - batch.version.double()
+        used = experience.mask.sum().double()
+        own = (
+            valid.sum().double(),
+            used,
+            torch.where(valid, lag, 0.0).sum(),
+            torch.where(valid, lag, -torch.inf).max(),
+            torch.where(valid, lag, torch.inf).min(),
+        )
+        gathered = self.averaging.all_gather(torch.stack(own))
+        seen, learned, lags, highest, lowest = gathered.unbind(1)
+        some = seen.sum() > 0
+        return {
+            "own_trained_steps": used,
+            "valid_steps": seen.sum(),
+            "stale_steps": seen.sum() - learned.sum(),
+            "policy_lag_min": torch.where(some, lowest.min(), 0.0),
+            "policy_lag_mean": lags.sum() / seen.sum().clamp(min=1),
+            "policy_lag_max": torch.where(some, highest.max(), 0.0),
+        }
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Launch the steps of each update as one of the device's ``graphs`` from now on. Only for a
+        single learner without a recurrent core, whose batches all have one size."""
+        assert self.averaging.solo and self._batch_size is None and self.model.state_size == 0
+
+        def fixed() -> Hashable:
+            rest = self.hyperparameters()
+            del rest["learning_rate"]
+            return self._loads, tuple(rest.items())
+
+        self._graphed = GraphedSteps(self._take_steps, graphs, fixed)
+
+    def _learn(self, experience: Experience) -> tuple[int, Tensors]:
+        """Take all gradient steps of an update; return their number and the metrics of all
+        together. The version counts all of them; `update` subtracts the empty minibatches once
+        their number is known."""
+        size, rate = self._minibatch_size(experience), self._learning_rate
+        if self._graphed is None:
+            minibatches = self._minibatches(experience, size)
+            count, metrics = len(minibatches), self._take_steps(experience, minibatches, rate)
+        else:
+            count, metrics = self._graphed(
+                experience,
+                rate,
+                self._generator,
+                epochs=self._num_epochs,
+                size=size,
+                whole_rows=self._whole_rows,
+            )
+        self.version += count
+        return count, metrics
+
+    @property
+    def _whole_rows(self) -> bool:
+        """Whether minibatches hold rows with all of their steps."""
+        return self._loss.looks_along_time or self.model.state_size > 0
+
+    def _minibatch_size(self, experience: Experience) -> int:
+        whole = experience.reward.numel() * self._share.learners
+        return self._config.minibatch_size or self._batch_size or whole
+
+    def _minibatches(self, experience: Experience, size: int) -> Minibatches:
+        """Return the minibatches of all epochs."""
+        drawn = [
+            positions
+            for _ in range(self._num_epochs)
+            for positions in minibatch_positions(
+                experience,
+                size,
+                whole_rows=self._whole_rows,
+                generator=self._generator,
+                due=self._batch_size,
+                share=self._share,
+            )
+        ]
+        return Minibatches(drawn, experience, whole_rows=self._whole_rows)
+
+    @cached_property
+    def _passes(self) -> ActorCriticPasses | None:
+        """The passes of the model by hand, if there are any; found at the first update, because
+        passes may be compiled before it."""
+        return passes_of(self.model) if self._precision == "fp32" else None
+
+    def _take_steps(
+        self, experience: Experience, minibatches: Minibatches, rate: float | torch.Tensor
+    ) -> Tensors:
+        """Take a gradient step with the learning rate ``rate`` for each minibatch, or none where
+        there is no valid row, without waiting for the device; return the metrics of all steps
+        together. Means are weighted by the minibatches' valid rows."""
+        losses = self._loss.of_minibatches(
+            self.model, experience, minibatches, self._passes, self._precision, self._gather
+        )
+        flat, empty = self._optimiser.flat, losses.rows == 0
+        # Added to the norm of a gradient: a step without a valid row is skipped like one whose
+        # gradient is not finite.
+        burdens = torch.where(empty, torch.inf, 0.0).float().unbind()
+        norms = []
+        for number, burden in enumerate(burdens):
+            self.averaging.clear(flat)
+            losses.differentiate(number)
+            self.averaging.finish(flat)
+            norms.append(self._clip_gradient(self._optimiser))
+            self._optimiser.step(rate, (norms[-1] + burden).mul_(0.0).nan_to_num_(nan=1.0))
+        metrics, norm = losses.metrics(), torch.stack(norms)
+        weight = losses.rows / torch.where(losses.rows.sum() > 0, losses.rows.sum(), 1.0)
+        for name in MAXIMA:
+            if name in metrics:
+                metrics[f"{name}_first"] = metrics[name][0]
+                metrics[name] = torch.where(empty, 0.0, metrics[name] * weight).sum()
+        return {
+            **metrics,
+            "grad_norm": torch.where(empty, 0.0, norm * weight).sum(),
+            "skipped_steps": (~torch.isfinite(norm) & ~empty).sum(),
+            "empty_minibatches": empty.sum(),
+        }
+
+    @torch.no_grad()
+    def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:
+        """Update the running statistics of observations. They change only between batches, so that
+        behaviour and learner agree within one. A batch whose loss is not finite is left out."""
+        if not math.isfinite(metrics["loss"]):
+            return
+        if self.model.normaliser is not None:
+            # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
+            rollout, _ = batch.steps
+            leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
+            # Observations of invalid steps are left out: some are zeros (env.not_finite).
+            valid = batch.valid.flatten()
+            self.model.normaliser.update(leaves, valid, self._gather)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return super().hyperparameters() | self._loss.hyperparameters()
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        super().change(new)
+        self._loss.change(new)
+        self._return_scale.gamma = self._config.gamma
+
+    def reseed(self, seed: int) -> None:
+        """Seed the order of minibatches anew."""
+        self._generator.manual_seed(seed)
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
+        tensors, plain = super().state()
+        return tensors, {**plain, "learning_rate": self._learning_rate}
+
+    def _other_tensors(self) -> Tensors:
+        return {
+            "rng/minibatches": self._generator.get_state(),
+            "return_scale": self._return_scale.state(),
+        }
+
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
+        """Restore a `state`. Raises ValueError if it is of another model."""
+        super().load(tensors, plain)
+        self._loads += 1
+        self._generator.set_state(tensors["rng/minibatches"])
+        self._return_scale.load(tensors["return_scale"])
+        if not self._config.normalise_returns and not self.model.value_scale:
+            self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
+        self._learning_rate = plain["learning_rate"]

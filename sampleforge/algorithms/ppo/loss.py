@@ -1,0 +1,317 @@
+"""The loss of asynchronous PPO (Petrenko et al. 2020, arXiv 2006.11751): advantages and value
+targets, and the gradient of all minibatches of an update. Its terms are in
+`sampleforge.algorithms.ppo.terms`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sampleforge.algorithms.experience import Experience
+from sampleforge.algorithms.hyperparameters import APPO_LOSS_HYPERPARAMETERS, changed, values
+from sampleforge.algorithms.losses import GATHERED, Loss, Minibatches, gathered, valid_rows
+from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.ppo.network import Network, NetworkByHand
+from sampleforge.algorithms.ppo.terms import Steps, StepTerms, gradient, metrics_of, sums, terms_of
+from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.models.mlp_passes import ActorCriticPasses
+from sampleforge.ops.masked import normalise_rows
+from sampleforge.ops.policy_terms import ActionColumns, PolicyTerms, action_columns
+from sampleforge.ops.returns import gae, vtrace
+from sampleforge.ops.running_stats import Gather, Moments, alone, over_ranks, row_moments
+from sampleforge.ops.schedules import linear
+from sampleforge.spec import ACTION_MASK
+
+
+class AppoLoss(Loss):
+    """The loss: clipped surrogate on the ratio to the behaviour policy, clipped value loss,
+    exploration bonus.
+
+    Values, targets and advantages are divided by the model's ``value_scale``. If that scale follows
+    the returns, the loss is independent of the rewards' unit.
+
+    With V-trace, advantages and value targets are recomputed for every minibatch from the newest
+    values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
+    """
+
+    def __init__(
+        self, config: AppoLossConfig, gamma: float, *, normalises_returns: bool = False
+    ) -> None:
+        names = (field.name for field in fields(AppoLossConfig))
+        self._config = AppoLossConfig(**{name: getattr(config, name) for name in names})
+        self._exploration_coeff = config.exploration_coeff
+        self._gamma = gamma
+        # In units of the returns' standard deviation, which is unknown without normalisation.
+        self._least_std = config.advantage_floor if normalises_returns else 0.0
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        found = values(self._config, APPO_LOSS_HYPERPARAMETERS)
+        return {**found, "exploration_coeff": self._exploration_coeff}
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Set the new values of the loss's hyperparameters; ignore all others."""
+        self._config = changed(self._config, APPO_LOSS_HYPERPARAMETERS, new)
+        self._exploration_coeff = new.get("exploration_coeff", self._exploration_coeff)
+        self._gamma = new.get("gamma", self._gamma)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the loss depends on the progress of the training."""
+        return self._config.exploration_schedule == "linear"
+
+    def follow(self, progress: float) -> None:
+        """Set what is scheduled for the next update, at ``progress`` (0 to 1) of the training."""
+        assert self._exploration_coeff is not None
+        coefficient = linear(self._exploration_coeff, progress)
+        self._config = replace(self._config, exploration_coeff=coefficient)
+
+    @property
+    def looks_along_time(self) -> bool:
+        """Whether minibatches must hold whole rows even for a model without a recurrent core."""
+        return self._config.advantage == "vtrace"
+
+    @torch.no_grad()
+    def prepare(self, model: ActorCritic, experience: Experience) -> Experience:
+        """Return the experience with the columns that are computed once per batch (GAE: advantages
+        and targets), without those that only this computation needs."""
+        if self._config.advantage == "vtrace":
+            return experience
+        last_values = _last_values(model, experience)
+        values = torch.cat([experience.value, last_values.unsqueeze(0)])
+        advantages = gae(
+            experience.reward,
+            experience.value,
+            experience.next_values(values),
+            experience.terminated,
+            experience.trace_cut,
+            self._gamma,
+            self._config.gae_lambda,
+        )
+        rollout = experience.reward.shape[0]
+        return replace(
+            experience,
+            obs={name: leaf[:rollout] for name, leaf in experience.obs.items()},
+            is_first=experience.is_first[:rollout],
+            advantages=advantages,
+            targets=advantages + experience.value,
+        )
+
+    def of_minibatches(
+        self,
+        model: ActorCritic,
+        experience: Experience,
+        minibatches: Minibatches,
+        passes: ActorCriticPasses | None,
+        precision: str,
+        gather: Gather = alone,
+    ) -> AppoMinibatches:
+        """Return this loss of the minibatches of an experience that `prepare` has returned."""
+        whole_rows = minibatches.whole_rows
+        network = (
+            Network(model, experience, precision, whole_rows=whole_rows)
+            if passes is None
+            else NetworkByHand(model, experience, passes, whole_rows=whole_rows)
+        )
+        return AppoMinibatches(
+            model,
+            network,
+            experience,
+            minibatches,
+            gather,
+            config=self._config,
+            gamma=self._gamma,
+            least_std=self._least_std,
+        )
+
+
+class AppoMinibatches:
+    """`AppoLoss` of all minibatches of an update; see
+    `sampleforge.algorithms.losses.MinibatchLosses`.
+
+    What does not depend on the weights is computed for all of them together, as columns [S, N], and
+    so are the metrics after the last one. With V-trace, advantages and targets are computed for
+    each minibatch in its turn, between the passes forward and back. ``least_std``: of advantages,
+    in the unit of values.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        network: Network,
+        experience: Experience,
+        minibatches: Minibatches,
+        gather: Gather,
+        *,
+        config: AppoLossConfig,
+        gamma: float,
+        least_std: float,
+    ) -> None:
+        self._model, self._network = model, network
+        self._minibatches, self._gather = minibatches, gather
+        self._config, self._gamma, self._least_std = config, gamma, least_std
+        # Until the first reward the scale is 0, and so are values, targets and advantages.
+        self._scale = torch.where(model.value_scale > 0, model.value_scale, 1.0)
+        self._counts = minibatches.counts(experience)
+        self.rows = valid_rows(self._counts, gather)
+        self._steps = self._known_steps(experience)
+        self._parts = [
+            Steps(*part) for part in zip(*map(minibatches.parts, self._steps), strict=True)
+        ]
+        self._actions = self._action_columns(experience)
+        # Without the large columns: V-trace takes the rest of each minibatch.
+        self._traced = None if experience.targets is not None else replace(experience, obs={})
+        self._found: list[StepTerms] = []
+
+    def differentiate(self, number: int) -> None:
+        """Add to the gradients of the parameters, which are 0, those of this rank's part of the
+        loss of minibatch ``number``."""
+        steps, layout, squash = self._parts[number], self._model.layout, self._model.squash
+        parameters, values = self._network.forward(self._minibatches.index[number])
+        all_values = values
+        if self._traced is not None:  # there is one more time step
+            count = len(steps.log_prob)
+            parameters, values = parameters[:count], values[:count]
+        policy = PolicyTerms(layout, parameters, self._actions[number], squash=squash)
+        terms = terms_of(policy, values, steps, self._config)
+        if self._traced is not None:
+            part = self._minibatches.part(number, self._traced)
+            steps = self._with_vtrace(steps, part, all_values, terms.log_ratio)
+            self._parts[number] = steps
+        self._network.backward(*gradient(policy, terms, steps, self._config))
+        self._found.append(terms)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, Tensor]:
+        """Return the metrics [] of all minibatches together, over all ranks; ``ratio_deviation``
+        [S] is the maximum of each."""
+        whole = self._minibatches.whole
+        found = self._found
+        uniform = [each.symmetric_kl for each in found if each.symmetric_kl is not None]
+        terms = StepTerms(
+            whole([each.log_ratio for each in found]),
+            whole([each.moved for each in found]),
+            whole([each.entropy for each in found]),
+            whole(uniform) if uniform else None,
+        )
+        steps = self._steps
+        if self._traced is not None:
+            wanted, cost = (whole([getattr(x, n) for x in self._parts]) for n in ("wanted", "cost"))
+            steps = steps._replace(wanted=wanted, cost=cost)
+        names, of_this_rank = sums(terms, steps, self._counts, self._scale, self._config)
+        total = self.rows.sum()
+        means = self._gather(of_this_rank).sum(0) / torch.where(total > 0, total, 1.0)
+        deviation = (terms.log_ratio.exp() - 1.0).abs_().amax(1)
+        return {
+            **metrics_of(names, means, self._config),
+            "ratio_deviation": gathered(deviation, self._gather).amax(0),
+        }
+
+    def _known_steps(self, experience: Experience) -> Steps:
+        """Return what is known of the steps [S, N] before the passes; with V-trace targets and
+        advantages are not known yet."""
+        pick, counts = self._minibatches.pick, self._counts
+        log_prob = pick(experience.log_prob)
+        totals = torch.where(self.rows > 0, self.rows, 1.0).unsqueeze(1)
+        zeros = torch.zeros_like(log_prob)
+        masked_out = ~counts if counts.dtype == torch.bool else counts <= 0
+        weight = (counts / totals).to(log_prob.dtype)
+        steps = Steps(
+            masked_out,
+            weight,
+            log_prob,
+            value=self._in_units(pick(experience.value), masked_out),
+            wanted=zeros,
+            cost=zeros,
+            weighted_cost=zeros,
+            value_weight=2.0 * self._config.value_coeff * weight,
+            exploration_weight=(self._config.exploration_coeff or 0.0) * weight,
+        )
+        if experience.targets is None or experience.advantages is None:
+            return steps
+        advantages = self._normalised(pick(experience.advantages), counts)
+        return self._with_targets(steps, pick(experience.targets), advantages)
+
+    def _with_vtrace(
+        self, steps: Steps, part: Experience, values: Tensor, log_ratio: Tensor
+    ) -> Steps:
+        """Return the steps [N] of a minibatch of whole rows with V-trace's targets and advantages,
+        of the values of its T+1 time steps, flat."""
+        config, shape = self._config, part.reward.shape
+        values = (values * self._scale).view(shape[0] + 1, shape[1])
+        found = vtrace(
+            log_ratio.view(shape),
+            part.reward,
+            values[:-1],
+            part.next_values(values),
+            part.terminated,
+            part.trace_cut,
+            self._gamma,
+            config.gae_lambda,
+            config.vtrace_rho,
+            config.vtrace_c,
+        )
+        advantages = self._normalised(found.advantages.reshape(1, -1), part.counts.reshape(1, -1))
+        return self._with_targets(steps, found.targets.flatten(), advantages[0])
+
+    def _normalised(self, advantages: Tensor, counts: Tensor) -> Tensor:
+        """Return the advantages [S, N] of whole minibatches as the loss takes them."""
+        x = advantages / self._scale
+        if self._config.normalise_advantages:
+            moments = _over_ranks(row_moments(x, counts), self._gather)
+            x = normalise_rows(x, moments, self._least_std)
+        return x
+
+    def _with_targets(self, steps: Steps, targets: Tensor, advantages: Tensor) -> Steps:
+        """Return the steps [...] with these targets, and advantages that are `_normalised`."""
+        cost = advantages.neg().masked_fill_(steps.masked_out, 0.0)
+        return steps._replace(
+            wanted=self._in_units(targets, steps.masked_out) - steps.value,
+            cost=cost,
+            weighted_cost=steps.weight * cost,
+        )
+
+    def _in_units(self, column: Tensor, masked_out: Tensor) -> Tensor:
+        return (column / self._scale).masked_fill_(masked_out, 0.0)
+
+    def _action_columns(self, experience: Experience) -> list[ActionColumns]:
+        """Return the actions of each minibatch."""
+        minibatches, allowed = self._minibatches, experience.obs.get(ACTION_MASK)
+        actions = action_columns(
+            self._model.layout,
+            {name: minibatches.flat(leaf) for name, leaf in experience.actions.items()},
+            None if allowed is None else minibatches.flat(allowed).flatten(1).bool(),
+            squash=self._model.squash,
+        )
+        columns: list[Sequence[Any]] = [
+            [None] * len(minibatches)
+            if each is None
+            else minibatches.parts(each.view(*minibatches.shape, *each.shape[1:]))
+            for each in actions
+        ]
+        return [ActionColumns(*part) for part in zip(*columns, strict=True)]
+
+
+def _over_ranks(own: Moments, gather: Gather) -> Moments:
+    """Return the moments [S] of the minibatches over all ranks, in messages of `GATHERED`."""
+    if len(own.mean) <= GATHERED:
+        return over_ranks(own, gather)
+    columns = (torch.split(column, GATHERED) for column in (own.mean, own.var, own.count))
+    merged = [over_ranks(Moments(*part), gather) for part in zip(*columns, strict=True)]
+    mean, var, count = (
+        torch.cat([getattr(part, name) for part in merged]) for name in ("mean", "var", "count")
+    )
+    return Moments(mean, var, count)
+
+
+def _last_values(model: ActorCritic, experience: Experience) -> torch.Tensor:
+    """Return the values [B] of the observation after the last step, by the newest weights."""
+    if model.state_size == 0:
+        last = {name: leaf[-1] for name, leaf in experience.obs.items()}
+        return model.step(last, experience.state, experience.is_first[-1]).values
+    output: ModelOutput = model(experience.obs, experience.state, experience.is_first)
+    return output.values[-1]

@@ -1,0 +1,81 @@
+"""The KL divergence between the policies before and after the update of a batch."""
+
+from __future__ import annotations
+
+import torch
+
+from sampleforge.algorithms.experience import WHOLE, Experience, Share, part_of_minibatch
+from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.ops.masked import masked_mean
+from sampleforge.ops.running_stats import Gather
+
+KL_STEPS = 512
+"""Size of the sample that is taken of a larger batch, in env steps. The KL is exact at each."""
+
+
+class UpdateKl:
+    """Measures KL(policy before the update, policy after it), the mean over a sample of the batch's
+    valid steps. It takes two forward passes without gradient and does not wait for the device.
+
+    `approx_kl` is another quantity, the KL to the behaviour policy. It is measured before each
+    gradient step: with one step per batch it does not see the update at all, and in asynchronous
+    runs it is mostly the policy lag.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        experience: Experience,
+        generator: torch.Generator,
+        share: Share = WHOLE,
+    ) -> None:
+        """Record the policy before the update. ``generator``, on the host, chooses the sample of
+        the whole batch, of which the experience is this learner's ``share``.
+        Ranks compare their generators, so each call draws the same amount, whatever the size of the
+        batch."""
+        draws = torch.rand(KL_STEPS, generator=generator)
+        self._sample, self._stands_for = _sample(experience, model.state_size > 0, draws, share)
+        self._before = _parameters(model, self._sample)
+
+    def measure(self, model: ActorCritic, gather: Gather) -> torch.Tensor:
+        """Return the KL after the update, over all ranks' samples, each of which stands for the
+        rows of its rank; NaN if no step is valid."""
+        sample, after = self._sample, _parameters(model, self._sample)
+        rollout = sample.reward.shape[0]
+        obs = {name: leaf[:rollout] for name, leaf in sample.obs.items()}
+        moved = model.distribution(self._before, obs).kl(model.distribution(after, obs))
+        total = sample.counts.sum().double() * self._stands_for
+        own = torch.stack((masked_mean(moved, sample.counts) * total, total))
+        sums, totals = gather(own).sum(0)
+        kl: torch.Tensor = sums / totals
+        return kl.clamp(min=0.0)  # rounding can make a KL near 0 negative
+
+
+def _sample(
+    experience: Experience, whole_rows: bool, draws: torch.Tensor, share: Share
+) -> tuple[Experience, float]:
+    """Return all steps, or `KL_STEPS` random steps, or random rows with about so many steps, and
+    the number of steps that each of them stands for."""
+    rollout, rows = experience.reward.shape
+    count, enough = rollout * rows * share.learners, KL_STEPS
+    if whole_rows:
+        count, enough = rows * share.learners, max(1, KL_STEPS // rollout)
+    if count <= enough:
+        return experience, 1.0
+    device, stands_for = experience.reward.device, count / enough
+    index = (draws[:enough].double() * count).long()
+    if share.learners > 1:
+        own = share.own(index, rows).to(device)
+        return part_of_minibatch(experience, own, whole_rows=whole_rows), stands_for
+    if device.type == "cuda":  # from page-locked memory the copy is not waited for
+        index = index.pin_memory().to(device, non_blocking=True)
+    sample = experience.rows(index) if whole_rows else experience.steps(index)
+    return sample, stands_for
+
+
+@torch.no_grad()
+def _parameters(model: ActorCritic, sample: Experience) -> torch.Tensor:
+    """Return the parameters of the action distribution, [T, B, P], as a copy, because compiled
+    passes reuse their memory."""
+    output: ModelOutput = model(sample.obs, sample.state, sample.is_first)
+    return output.parameters[: sample.reward.shape[0]].clone()

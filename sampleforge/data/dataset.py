@@ -1,0 +1,412 @@
+"""Datasets in Minari's format, read as numpy arrays in the form of the slots.
+
+A dataset is data from an unknown source: arrays and JSON. Nothing in it is imported, unpickled or
+made into an environment; a dataset whose metadata has no spaces, for which Minari would make the
+environment that it names, is refused. So is one that leads to files outside of its folder, or
+whose arrays are not as long and as large as they must be (`sampleforge.data.hdf5_episodes`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.config import ConfigError
+from sampleforge.data import minari_format as fields
+from sampleforge.data.arrow_episodes import ArrowEpisodes
+from sampleforge.data.dataset_folder import SPACES, read_metadata, read_space
+from sampleforge.data.hdf5_episodes import Hdf5Episodes
+from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
+from sampleforge.env.spec_json import spec_from_plain
+from sampleforge.spec import (
+    ACTION,
+    ACTION_MASK,
+    OBSERVATION,
+    ActionSpec,
+    ArraySpec,
+    EnvSpaces,
+    EnvSpec,
+    flatten,
+    leaves,
+)
+
+Array = npt.NDArray[Any]
+_UNREADABLE = (
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    OSError,
+    RuntimeError,
+    MemoryError,
+    StopIteration,
+)
+"""What a damaged file may make of h5py and numpy."""
+_MINARI_ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v\d+")
+
+
+class EpisodeUnreadable(ConfigError):
+    """An episode of a dataset cannot be read, which is found out when a run reads it."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class StoredEpisode:
+    """An episode, or a part of one, of T steps, in the form of the slots.
+
+    ``observations``: leaf -> [T+1, ...], stacks of frames whole; the last one is the final
+    observation, or the one that the next part begins with. ``actions``: leaf -> [T, ...] in the
+    policy's units (discrete values from 0 on; Box actions as the policy drew them, if that was
+    recorded, else as the environment took them). ``rewards`` float32 [T], ``terminations`` and
+    ``truncations`` bool [T].
+
+    ``begins``: whether ``observations[0]`` is that of a reset. Both flags of the last step are
+    False if the episode goes on in another part, or was not recorded to its end.
+
+    ``shortened``: the first episode of an env row in the training, which --decorrelate gave a
+    shorter limit than the environment has. Its steps are as good as any, but its return is not that
+    of an episode.
+
+    None if it was not recorded, or recorded in other units of the actions: ``log_probs`` float32
+    [T]; ``policy_version`` int64 [T]; ``parameters`` float32 [T, P], of the distribution that the
+    action was drawn from, in the order of `sampleforge.ops.distributions`; ``independent`` bool
+    [T]: whether it was drawn from it, independently of the steps before; ``number``: stream and
+    count of the episode, the same for all its parts, which follow each other in the dataset;
+    ``span``: env steps of the whole run when the episode began, and when its last step was taken,
+    both to within a rollout.
+    """
+
+    observations: dict[str, Array]
+    actions: dict[str, Array]
+    rewards: npt.NDArray[np.float32]
+    terminations: npt.NDArray[np.bool_]
+    truncations: npt.NDArray[np.bool_]
+    begins: bool = True
+    log_probs: npt.NDArray[np.float32] | None = None
+    policy_version: npt.NDArray[np.int64] | None = None
+    parameters: npt.NDArray[np.float32] | None = None
+    shortened: bool = False
+    independent: npt.NDArray[np.bool_] | None = None
+    number: tuple[int, ...] | None = None
+    span: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last step ended the episode."""
+        return bool(len(self) and (self.terminations[-1] or self.truncations[-1]))
+
+
+class OfflineDataset:
+    """A dataset on disk. ``source``: as it was given; ``path``: its folder ``data``; ``spec``: of
+    the environment, with the units that `episodes` gives actions in; ``recorded``: the spec with
+    which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``: Minari's;
+    ``dropped``: what its recordings have dropped."""
+
+    def __init__(
+        self, source: str, path: Path, metadata: Mapping[str, Any], spec: EnvSpec | None = None
+    ) -> None:
+        self.source = source
+        self.path = path
+        self.metadata = metadata
+        self.dropped = fields.Dropped.of(metadata)
+        observation, action = (read_space(source, name, metadata[name]) for name in SPACES)
+        stored = EnvSpaces(observation, action)
+        self.recorded = _recorded_spec(source, metadata)
+        found = self.recorded or env_spec(str(metadata.get("dataset_id", source)), stored)
+        if spec is not None:
+            _check(source, spec, found)
+        self.spec = found if spec is None else spec
+        self._stored = _stored_episodes(source, path, metadata, stored)
+        self._reader = _EpisodeReader(stored, found, self.recorded is not None, self.spec)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes; parts of an episode count as episodes of their own."""
+        return int(self.metadata["total_episodes"])
+
+    @property
+    def num_steps(self) -> int:
+        """Number of env steps."""
+        return int(self.metadata["total_steps"])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all observations and actions in memory."""
+        observation = sum(leaf.nbytes for leaf in self.spec.observations.values())
+        action = sum(
+            math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+            for leaf in self.spec.actions.values()
+        )
+        return observation * (self.num_steps + self.num_episodes) + action * self.num_steps
+
+    def episodes(self, indices: Iterable[int] | None = None) -> Iterator[StoredEpisode]:
+        """Yield the episodes ``indices`` (0 to `num_episodes` - 1; None: all of them, in the order
+        in which they were written). Raises EpisodeUnreadable for one that cannot be read."""
+        chosen = range(self.num_episodes) if indices is None else [int(i) for i in indices]
+        stored, steps = self._stored.read(chosen), 0
+        for index in chosen:
+            try:
+                read = self._reader.read(*next(stored))
+                steps += len(read)
+                if steps > self.num_steps:
+                    raise ValueError(f"the episodes have more than total_steps {self.num_steps:,}")
+            except _UNREADABLE as error:
+                raise EpisodeUnreadable(
+                    f"{self.source}: episode {index} cannot be read: {_why(error)}"
+                ) from error
+            yield read
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raise ConfigError, with the expected and the found spaces, unless the dataset's
+        observations and actions are those of ``spec``."""
+        _check(self.source, spec, self.spec)
+
+
+def open_dataset(source: str | Path, spec: EnvSpec | None = None) -> OfflineDataset:
+    """Open a dataset, given its folder or the id of a local Minari dataset (``name-v0``).
+
+    ``spec``: the environment that the data must fit, in whose units actions are given. None: the
+    one that the dataset has itself. Raises ConfigError for what is no dataset, or does not fit; the
+    message names the expected and the found spaces."""
+    source = str(source)
+    fields.minari(f"the dataset {source}")
+    path = _data_path(source)
+    return OfflineDataset(source, path, read_metadata(source, path), spec)
+
+
+def _stored_episodes(
+    source: str, path: Path, metadata: Mapping[str, Any], spaces: EnvSpaces
+) -> Hdf5Episodes | ArrowEpisodes:
+    """Return the episodes as they are stored. Raises ConfigError if they cannot be opened, or are
+    fewer than the metadata say."""
+    total = metadata["total_episodes"]
+    jpeg = bool(metadata.get("jpeg_encoding", True))  # as Minari: older datasets do not say it
+    kind = Hdf5Episodes if metadata["data_format"] == "hdf5" else ArrowEpisodes
+    try:
+        stored = kind(path, spaces, metadata["total_steps"], jpeg=jpeg)
+        count = len(stored)
+    except Exception as error:  # whatever a damaged file makes of h5py
+        raise ConfigError(f"{source} cannot be opened: {_why(error)}") from error
+    if count < total:
+        raise ConfigError(
+            f"{source}: its metadata say total_episodes {total:,}, but there are {count:,}"
+        )
+    return stored
+
+
+def _data_path(source: str) -> Path:
+    """Return the folder that holds the metadata of the dataset ``source``."""
+    folder = Path(source)
+    for path in (folder / "data", folder):
+        if (path / fields.METADATA_FILE).is_file():
+            return path
+    if folder.exists():
+        raise ConfigError(
+            f"{source} is no dataset of Minari: it has no data/{fields.METADATA_FILE}; give the "
+            "folder that --record or `sampleforge record` wrote, or one of Minari's"
+        )
+    if _MINARI_ID.fullmatch(source):
+        from minari.storage import get_dataset_path
+
+        path = Path(get_dataset_path(source)) / "data"
+        if (path / fields.METADATA_FILE).is_file():
+            return path
+        raise ConfigError(
+            f"{source} is neither a folder nor a local dataset of Minari ({path.parent}); check "
+            f"the name, or download it: minari download {source}"
+        )
+    raise ConfigError(f"{source}: there is no such folder; check the path")
+
+
+def _recorded_spec(source: str, metadata: Mapping[str, Any]) -> EnvSpec | None:
+    """Return the spec with which SampleForge recorded a dataset, if it did."""
+    plain = metadata.get(fields.SPEC_KEY)
+    if plain is None:
+        return None
+    return spec_from_plain(plain, f"{source}: {fields.METADATA_FILE}: {fields.SPEC_KEY}")
+
+
+def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
+    """Raise ConfigError unless data of ``found`` are data of ``expected``."""
+    wrong = [
+        *_differences("observation", expected.observations, found.observations, _describe_leaf),
+        *_differences("action", expected.actions, found.actions, _describe_action),
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the dataset {source} does not fit {expected.env_id}: {'; '.join(wrong)}; give a "
+            f"dataset of {expected.env_id}, or the environment and the --env settings that it was "
+            f"recorded with ({found.env_id})"
+        )
+
+
+def _differences(
+    kind: str, expected: Mapping[str, Any], found: Mapping[str, Any], text: Any
+) -> Iterator[str]:
+    for name in {**expected, **found}:
+        ours = text(expected[name]) if name in expected else "none"
+        theirs = text(found[name]) if name in found else "none"
+        if ours != theirs:
+            yield f"{kind} leaf {name!r}: expected {ours}, found {theirs}"
+
+
+def _describe_leaf(leaf: ArraySpec) -> str:
+    values = f" of {_sizes(leaf.categories)} values" if leaf.categories else ""
+    return f"{leaf.dtype} {list(leaf.shape)}{values}"
+
+
+def _describe_action(leaf: ActionSpec) -> str:
+    """Return the action of the environment in words, whatever the policy's units."""
+    if leaf.kind == "box":
+        low, high = leaf.env_low or leaf.low, leaf.env_high or leaf.high
+        return f"Box {leaf.dtype} {list(leaf.shape)} within {_bounds(low)} to {_bounds(high)}"
+    start = f" from {leaf.start} on" if np.any(leaf.start) else ""
+    return f"{leaf.kind} {list(leaf.shape)} of {_sizes(leaf.categories)} values{start}"
+
+
+def _sizes(categories: Sequence[int]) -> str:
+    return str(categories[0]) if len(categories) == 1 else str(list(categories))
+
+
+def _bounds(numbers: Sequence[float]) -> str:
+    rounded = [float(f"{x:.6g}") for x in numbers]
+    return str(rounded[0] if len(set(rounded)) == 1 else rounded)
+
+
+class _EpisodeReader:
+    """Turns stored episodes into the form of the slots. ``stored``: their spaces; ``found``: the
+    dataset's spec; ``wanted``: the one whose units are asked for."""
+
+    def __init__(self, stored: EnvSpaces, found: EnvSpec, recorded: bool, wanted: EnvSpec) -> None:
+        assert found.spaces is not None
+        self._observation_space = stored.observation
+        self._action_space = stored.action
+        self._found, self._wanted = found, wanted
+        self._same_units = recorded and dict(found.actions) == dict(wanted.actions)
+        self._stacks = {n: leaf for n, leaf in found.observations.items() if leaf.stack}
+        declared = dict(leaves(found.spaces.observation, OBSERVATION))
+        self._offsets = {name: offset(leaf) for name, leaf in declared.items()}
+
+    def read(self, episode: Mapping[str, Any], about: Mapping[str, Any]) -> StoredEpisode:
+        """Return a stored episode; ``about``: its attributes."""
+        infos = episode.get("infos") or {}
+        steps = len(episode["rewards"])
+        read = StoredEpisode(
+            self._observations(episode["observations"], infos, begins=_begins(about)),
+            self._actions(episode["actions"], infos),
+            np.asarray(episode["rewards"], np.float32),
+            np.asarray(episode["terminations"], np.bool_),
+            np.asarray(episode["truncations"], np.bool_),
+            _begins(about),
+            self._info(infos, fields.LOG_PROB, np.float32, steps, units=True),
+            self._info(infos, fields.VERSION, np.int64, steps),
+            self._info(infos, fields.PARAMETERS, np.float32, steps, units=True),
+            bool(about.get("shortened", False)),
+            self._info(infos, fields.INDEPENDENT, np.bool_, steps),
+            _number(about),
+            _span(about),
+        )
+        _check_finite(rewards=read.rewards, log_prob=read.log_probs)
+        return read
+
+    def _info(
+        self, infos: Mapping[str, Any], name: str, dtype: Any, steps: int, units: bool = False
+    ) -> Any:
+        """Return one array of ``infos`` with ``steps`` entries, or None. ``units``: its meaning
+        depends on the units of the actions."""
+        given = infos.get(name)
+        if given is None or (units and not self._same_units):
+            return None
+        array = np.asarray(given, dtype)
+        if len(array) != steps:
+            raise ValueError(f"infos/{name} has {len(array)} entries for {steps} steps")
+        return array
+
+    def _observations(
+        self, given: Any, infos: Mapping[str, Any], *, begins: bool
+    ) -> dict[str, Array]:
+        read = {}
+        for name, value in flatten(self._observation_space, given, OBSERVATION).items():
+            spec, start = self._found.observations[name], self._offsets.get(name)
+            column = np.asarray(value if start is None else np.asarray(value) - start)
+            if name in self._stacks:
+                before = infos.get(fields.FRAMES_BEFORE, {}).get(name)
+                column = stacked(column, spec, None if begins else before)
+            if column.shape[1:] != spec.shape:
+                raise ValueError(f"observation leaf {name!r} has the shape {column.shape[1:]}")
+            read[name] = column.astype(spec.dtype, copy=False)
+        if ACTION_MASK in self._found.observations and ACTION_MASK not in read:
+            read[ACTION_MASK] = np.asarray(infos[fields.MASK], np.bool_)
+        return read
+
+    def _actions(self, given: Any, infos: Mapping[str, Any]) -> dict[str, Array]:
+        drawn = infos.get(fields.POLICY_ACTION, {}) if self._same_units else {}
+        return {
+            name: np.asarray(drawn[name] if name in drawn else _from_env(spec, np.asarray(value)))
+            for name, value in flatten(self._action_space, given, ACTION).items()
+            for spec in (self._wanted.actions[name],)
+        }
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _begins(about: Mapping[str, Any]) -> bool:
+    return bool(about.get("begins", True))
+
+
+def _number(about: Mapping[str, Any]) -> tuple[int, ...] | None:
+    if "stream" not in about or "number" not in about:
+        return None
+    return (*np.ravel(about["stream"]).tolist(), int(about["number"]))
+
+
+def _span(about: Mapping[str, Any]) -> tuple[int, int] | None:
+    if "span" not in about:
+        return None
+    began, until = np.ravel(about["span"]).tolist()
+    return int(began), int(until)
+
+
+def _check_finite(**columns: Array | None) -> None:
+    """Raise ValueError if one of the columns [T] has a value that is not finite."""
+    for name, column in columns.items():
+        if column is not None and not np.isfinite(column).all():
+            bad = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise ValueError(f"{name} is {column[bad]} in step {bad}")
+
+
+def stacked(frames: Array, leaf: ArraySpec, before: Array | None) -> Array:
+    """Return the stacks [T+1, k, ...] of single frames [T+1, ...] of an episode. ``before``: the
+    k-1 frames before the first one (None: the episode begins there, and its first stacks are padded
+    as ``leaf.stack`` says)."""
+    depth = leaf.shape[0]
+    if before is None:
+        first = frames[:1] if leaf.stack == "reset" else np.zeros_like(frames[:1])
+        before = np.repeat(first, depth - 1, axis=0)
+    whole = np.concatenate((before, frames))
+    windows = np.lib.stride_tricks.sliding_window_view(whole, depth, axis=0)
+    return np.ascontiguousarray(np.moveaxis(windows, -1, 1))
+
+
+def _from_env(spec: ActionSpec, actions: Array) -> Array:
+    """Return the environment's actions [T, ...] of one leaf in the form of the slots."""
+    if spec.kind != "box":
+        shifted = actions - action_offsets(spec) if np.any(spec.start) else actions
+        return shifted.astype(spec.dtype, copy=False)
+    _, _, half, centre = box_units(spec)
+    if half is None or centre is None:
+        return actions.astype(spec.dtype, copy=False)
+    return ((actions.astype(np.float64) - centre) / half).astype(spec.dtype)

@@ -1,0 +1,127 @@
+"""An env vector that plays the episodes of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.data.dataset import StoredEpisode, stacked
+from sampleforge.data.shuffle import ShuffleBuffer
+from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.env.vector import Episode as PlayedEpisode
+from sampleforge.spec import EnvSpec
+
+Array = npt.NDArray[Any]
+
+
+class EpisodeVector(EnvVector):
+    """``num_rows`` rows that each play one episode of ``buffer`` after the other. A step is the one
+    that was recorded, whatever actions are sent: `actions` are those that it was taken with.
+
+    An episode that goes on in another part, or whose end was not recorded, ends with a truncation,
+    so that its last observation is bootstrapped from. Before a part that begins within an episode,
+    the frames that its first stacks need are played as steps that are not valid.
+
+    Its episodes are not reported: their returns are not those of the policy that learns.
+    """
+
+    always_finite = False
+
+    def __init__(self, spec: EnvSpec, num_rows: int, buffer: ShuffleBuffer) -> None:
+        super().__init__(spec, num_rows)
+        self._buffer = buffer
+        self._plays: list[_Play] = []
+        self._none = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.actions.items()}
+
+    def reset(self, obs: Mapping[str, Array]) -> None:
+        self._plays = [self._next() for _ in range(self.num_rows)]
+        for row, play in enumerate(self._plays):
+            play.write(obs, row)
+
+    @property
+    def actions(self) -> dict[str, Array]:
+        """The actions of the next step, leaf -> [rows, ...] as in the slots; zeros where none is
+        taken."""
+        each = [play.action() or self._none for play in self._plays]
+        return {name: np.stack([one[name] for one in each]) for name in self._none}
+
+    def send(self, actions: Mapping[str, Array]) -> None:
+        """Do nothing: the recorded actions are taken."""
+
+    def recv(self, out: StepOut) -> list[PlayedEpisode]:
+        super().recv(out)
+        for row, play in enumerate(self._plays):
+            if play.leads and out.valid[row] and not out.first[row]:
+                out.valid[row] = False
+                self.valid_rows -= 1
+        return []
+
+    def close(self) -> None:
+        self._plays = []
+
+    def _begin(self, actions: dict[str, Array]) -> None:
+        raise AssertionError("no actions are sent to a dataset")
+
+    def _complete(self, out: StepOut) -> None:
+        same_step = self.spec.autoreset == "same_step"
+        for row, play in enumerate(self._plays):
+            if play.ended:  # under next-step autoreset, one step ago
+                self._plays[row] = self._next()
+                out.reward[row], out.terminated[row], out.truncated[row] = 0.0, False, False
+                self._plays[row].write(out.obs, row)
+                continue
+            out.reward[row], out.terminated[row], out.truncated[row] = play.step()
+            if play.ended and same_step:
+                assert out.final_obs is not None
+                play.write(out.final_obs, row)
+                self._plays[row] = self._next()
+            self._plays[row].write(out.obs, row)
+
+    def _next(self) -> _Play:
+        return _Play(self._buffer.next(), self.spec)
+
+
+class _Play:
+    """An episode, and the step ``t`` that it is at; below 0 in the frames before it."""
+
+    def __init__(self, episode: StoredEpisode, spec: EnvSpec) -> None:
+        self._episode = episode
+        self._before: dict[str, Array] = {}
+        depths = {n: leaf.shape[0] for n, leaf in spec.observations.items() if leaf.stack}
+        self.t = 0 if episode.begins or not depths else 1 - max(depths.values())
+        if self.t:
+            for name, depth in depths.items():
+                first = episode.observations[name][0]
+                lead = np.concatenate((np.repeat(first[:1], -self.t + 1 - depth, 0), first))
+                self._before[name] = stacked(lead, spec.observations[name], None)[:-1]
+        self.leads = False
+
+    @property
+    def ended(self) -> bool:
+        return self.t == len(self._episode)
+
+    def action(self) -> dict[str, Array] | None:
+        if self.t < 0 or self.ended:
+            return None
+        return {name: leaf[self.t] for name, leaf in self._episode.actions.items()}
+
+    def step(self) -> tuple[float, bool, bool]:
+        """Take a step; return its reward, and whether it terminated and truncated the episode."""
+        episode, t = self._episode, self.t
+        self.t += 1
+        self.leads = t < 0
+        if t < 0:
+            return 0.0, False, False
+        terminated, truncated = bool(episode.terminations[t]), bool(episode.truncations[t])
+        return float(episode.rewards[t]), terminated, truncated or (self.ended and not terminated)
+
+    def write(self, obs: Mapping[str, Array], row: int) -> None:
+        """Write the observation at ``t`` into ``obs``, leaf -> [rows, ...]."""
+        for name, leaf in self._episode.observations.items():
+            if self.t < 0 and name in self._before:
+                obs[name][row] = self._before[name][self.t]
+            else:
+                obs[name][row] = leaf[max(self.t, 0)]

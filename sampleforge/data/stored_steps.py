@@ -1,0 +1,316 @@
+"""The steps of whole datasets in memory, and the batches of them that a learner learns from.
+
+Every pass over a dataset is in a random order of its own, which depends on nothing but the seed and
+the number of the pass. So a run that is resumed goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.config import ConfigError
+from sampleforge.data.config import Source
+from sampleforge.data.dataset import StoredEpisode, open_dataset
+from sampleforge.ops.advantage_weighting import returns_to_go
+from sampleforge.ops.far_values import TypicalSize, bound_rewards
+from sampleforge.ops.running_stats import Gather
+from sampleforge.rollouts.batch_source import BatchSource, Taken
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.spec import EnvSpec
+
+Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
+PART = 1024
+"""Observations that are looked at together for values far beyond all others."""
+
+
+@dataclass(frozen=True)
+class RewardRule:
+    """How rewards are learned from: times ``scale``, clipped to +- ``clip`` (None: not clipped),
+    and discounted by ``gamma``."""
+
+    gamma: float
+    scale: float = 1.0
+    clip: float | None = None
+
+    def returns_to_go(self, reward: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the discounted sums [T] of an episode's raw rewards [T] from each step on."""
+        scaled = reward * np.float32(self.scale)
+        if self.clip is not None:
+            scaled = scaled.clip(-self.clip, self.clip)
+        return returns_to_go(scaled, self.gamma)
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """``B`` rows of ``T`` consecutive steps of an episode, time first; T is 1 for single steps.
+
+    The value target of a step is ``return_to_go + final_discount * V(final observation)``: rewards
+    are summed to the end of the recorded episode, and what follows a truncation is the value of the
+    observation there. ``final_obs`` has the final observations of the rows ``final_rows``; for all
+    others ``final_discount`` is 0. ``passes``: passes over the data until this batch.
+    """
+
+    obs: dict[str, torch.Tensor]  # [T, B, ...]
+    is_first: torch.Tensor  # bool [T, B]: the recurrent state is zero before these steps
+    actions: dict[str, torch.Tensor]  # [T, B, ...]
+    return_to_go: torch.Tensor  # float32 [T, B], of scaled and clipped rewards
+    final_discount: torch.Tensor  # float32 [T, B]: gamma ** steps to a truncation, else 0
+    final_obs: dict[str, torch.Tensor]  # [K, ...]
+    final_rows: torch.Tensor  # int64 [K]
+    mask: torch.Tensor  # bool [T, B]: False beyond the end of a shorter row
+    passes: float
+
+    def to(self, device: torch.device) -> StoredBatch:
+        """Return the batch on another device."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, dict):
+                moved[field.name] = {name: leaf.to(device) for name, leaf in column.items()}
+            elif isinstance(column, torch.Tensor):
+                moved[field.name] = column.to(device)
+        return StoredBatch(**moved, passes=self.passes)
+
+
+class StoredSteps:
+    """The steps of one dataset, in arrays over all of its E episodes with N steps in total.
+
+    ``observations``: leaf -> [N + E, ...], because every episode has one more than it has steps.
+    An episode that was not recorded to its end counts as truncated. ``length``: steps of a row.
+    Observations and rewards that are far beyond all others are bounded
+    (`sampleforge.ops.far_values`).
+    """
+
+    def __init__(
+        self, episodes: Iterable[StoredEpisode], rule: RewardRule, length: int = 1
+    ) -> None:
+        kept = [episode for episode in episodes if len(episode)]
+        if not kept:
+            raise ConfigError("the dataset has no env steps to learn from")
+        self.observations = _bounded(_joined([episode.observations for episode in kept]))
+        self.actions = _joined([episode.actions for episode in kept])
+        rewards = np.concatenate([episode.rewards for episode in kept])
+        bound_rewards(TypicalSize(few=0), rewards)
+        sizes = np.array([len(episode) for episode in kept])
+        self._ends = np.cumsum(sizes)  # [E]: index of the step after each episode
+        begins = self._ends - sizes
+        self.return_to_go = np.concatenate(
+            [rule.returns_to_go(each) for each in np.split(rewards, self._ends[:-1])]
+        )
+        self._episode = np.repeat(np.arange(len(kept)), sizes)  # [N]
+        to_end = self._ends[self._episode] - np.arange(sizes.sum())
+        goes_on = np.array([not episode.terminations[-1] for episode in kept])
+        discount = np.float64(rule.gamma) ** to_end * goes_on[self._episode]
+        self.final_discount = discount.astype(np.float32)
+        self._length = length
+        self._rows: Indices = np.concatenate(
+            [np.arange(b, e, length) for b, e in zip(begins, self._ends, strict=True)]
+        )
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.return_to_go)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that a pass over the dataset consists of."""
+        return len(self._rows)
+
+    def rows(self, index: Indices) -> tuple[dict[str, Array], ...]:
+        """Return the rows ``index`` (int64 [B]) as arrays: observations and actions by leaf, and
+        the other columns of `StoredBatch` by name."""
+        first = self._rows[index]
+        last = np.minimum(first + self._length, self._ends[self._episode[first]]) - 1
+        step = first + np.arange(self._length)[:, None]  # [T, B]
+        mask, step = step <= last, np.minimum(step, last)
+        episode = self._episode[first]
+        discount = self.final_discount[step]
+        (cut,) = np.nonzero(discount[0] > 0)
+        final = self._ends[episode[cut]] + episode[cut]
+        is_first = np.zeros(step.shape, np.bool_)
+        is_first[0] = True
+        return (
+            {name: leaf[step + episode] for name, leaf in self.observations.items()},
+            {name: leaf[step] for name, leaf in self.actions.items()},
+            {name: leaf[final] for name, leaf in self.observations.items()},
+            {
+                "is_first": is_first,
+                "return_to_go": self.return_to_go[step],
+                "final_discount": discount,
+                "final_rows": cut,
+                "mask": mask,
+            },
+        )
+
+
+def _joined(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+
+
+def _bounded(observations: dict[str, Array]) -> dict[str, Array]:
+    """Replace elements of floats that are far beyond all others, in place; see
+    `sampleforge.ops.far_values`."""
+    for leaf in observations.values():
+        typical = TypicalSize(few=0)
+        for begin in range(0, len(leaf) if leaf.dtype.kind == "f" else 0, PART):
+            part = leaf[begin : begin + PART]
+            if not typical.takes(part):
+                typical.bound(part)
+    return observations
+
+
+class Passes:
+    """The order of the rows of a dataset in pass after pass, each in a random order of its own."""
+
+    def __init__(self, rows: int, seed: Sequence[int]) -> None:
+        self._rows = rows
+        self._seed = tuple(seed)
+        self._pass = -1
+        self._order: Indices = np.empty(0, np.int64)
+
+    def take(self, position: int, count: int) -> Indices:
+        """Return ``count`` rows from ``position`` on, counted from the first row of pass 0."""
+        taken = []
+        while count > 0:
+            number, offset = divmod(position, self._rows)
+            if number != self._pass:
+                self._pass = number
+                self._order = np.random.default_rng([*self._seed, number]).permutation(self._rows)
+            part = self._order[offset : offset + count]
+            taken.append(part)
+            position, count = position + len(part), count - len(part)
+        return np.concatenate(taken)
+
+
+class Mixture:
+    """Batches of ``rows`` rows from several datasets, each of which gives the share of its
+    ``weight``."""
+
+    def __init__(
+        self, parts: Sequence[StoredSteps], weights: Sequence[float], rows: int, seed: int
+    ) -> None:
+        self.parts = tuple(parts)
+        self._rows = rows
+        self._shares = np.asarray(weights, np.float64) / np.sum(weights)
+        self._passes = [Passes(part.num_rows, (seed, i)) for i, part in enumerate(parts)]
+
+    def batch(self, number: int) -> StoredBatch:
+        """Return the ``number``-th batch, from 0 on."""
+        begins, ends = self._positions(number), self._positions(number + 1)
+        columns = [
+            part.rows(passes.take(begin, end - begin))
+            for part, passes, begin, end in zip(self.parts, self._passes, begins, ends, strict=True)
+            if end > begin
+        ]
+        obs, actions, final_obs, others = (
+            _side_by_side([each[i] for each in columns], axis)
+            for i, axis in enumerate((1, 1, 0, 1))
+        )
+        done = max(end / part.num_rows for end, part in zip(ends, self.parts, strict=True))
+        return StoredBatch(obs=obs, actions=actions, final_obs=final_obs, passes=done, **others)
+
+    def _positions(self, number: int) -> list[int]:
+        """Return how many rows each dataset has given before batch ``number``; the first one has
+        what rounding leaves."""
+        others = [int(number * self._rows * share) for share in self._shares[1:]]
+        return [number * self._rows - sum(others), *others]
+
+
+def _side_by_side(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, torch.Tensor]:
+    """Return the rows of several datasets, one after the other, as tensors. ``final_rows`` count
+    from the first row of all."""
+    joined = {}
+    for name in parts[0]:
+        columns = [part[name] for part in parts]
+        if name == "final_rows":
+            starts = np.cumsum([0, *(part["mask"].shape[1] for part in parts[:-1])])
+            joined[name] = np.concatenate([c + s for c, s in zip(columns, starts, strict=True)])
+        else:
+            joined[name] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis)
+    return {name: torch.from_numpy(column) for name, column in joined.items()}
+
+
+@dataclass(frozen=True)
+class StoredBatches:
+    """What a learner of offline data learns from: batches of ``rows`` rows of ``length`` steps from
+    ``inputs``, which are read into the learner's memory. ``spec``: the environment that the data
+    must fit; ``progress``: the run's; once it is done, the batches end."""
+
+    inputs: tuple[Source, ...]
+    spec: EnvSpec
+    rule: RewardRule
+    rows: int
+    length: int
+    seed: int
+    progress: Progress
+    device: torch.device
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """The datasets, read when they are first asked for. Raises ConfigError if one cannot be
+        read, or does not fit."""
+        parts = [
+            StoredSteps(open_dataset(each.name, self.spec).episodes(), self.rule, self.length)
+            for each in self.inputs
+        ]
+        return Mixture(parts, [each.weight for each in self.inputs], self.rows, self.seed)
+
+    def source(
+        self,
+        wakeup: Wakeup,
+        count: Mapping[str, npt.NDArray[np.float64]],
+        version: int,
+        gather: Gather,
+    ) -> StoredBatchSource:
+        """Return the source of the batches from number ``version`` on; see
+        `sampleforge.rollouts.batch_source.Batches`."""
+        return StoredBatchSource(self.mixture, self.progress, wakeup, count, version)
+
+    def take_over(self) -> None:
+        """Do nothing: the next process reads the same data."""
+
+
+class StoredBatchSource(BatchSource):
+    """Gives batch after batch of stored steps until the run is done, and counts the steps of each
+    as env steps of the run once it has been learned from."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        progress: Progress,
+        wakeup: Wakeup,
+        count: Mapping[str, npt.NDArray[np.float64]],
+        number: int,
+    ) -> None:
+        self.wakeup = wakeup
+        self._mixture = mixture
+        self._progress = progress
+        self._count = count
+        self._number = number
+        self._steps = 0
+
+    def gather(self) -> bool:
+        return False
+
+    def take(self, progress: float) -> Taken | None:
+        if self._progress.done:
+            return None
+        batch = self._mixture.batch(self._number)
+        self._steps = int(batch.mask.sum())
+        return Taken(batch, progress)
+
+    def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
+        self._number += 1
+        self._count["env_steps"] += self._steps
+
+    def abandon(self) -> None:
+        """Do nothing: the same batch comes again."""

@@ -1,0 +1,178 @@
+"""Updates from CUDA graphs. Without a GPU, a recorder of operations takes the place of the graph:
+it repeats them on the same tensors, with the numbers that they had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from sampleforge.algorithms.captured import CapturedWork, CudaGraphs
+from sampleforge.algorithms.dqn.config import DqnConfig
+from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.ppo import learner as ppo_learner
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.models import mlp_passes
+from sampleforge.ops import returns
+from sampleforge.replay.sample_batches import ReplaySample
+from tests.support.graphs import copy_of, rollouts
+from tests.support.learners import config, learner_of
+from tests.support.q_learning import network, transitions
+from tests.support.recorded_graphs import RecordedGraphs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in torch where numpy is faster on a CPU: a device has no numpy, and the recorder of
+    operations does not see it."""
+    monkeypatch.setattr(returns, "linear_recurrence", returns.doubling)
+    monkeypatch.setattr(mlp_passes, "numpy_tanh_", torch.tanh_)
+
+
+def weights_of(learner: PpoLearner | DqnLearner) -> dict[str, torch.Tensor]:
+    tensors, _ = learner.state()
+    return tensors
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"advantage": "gae", "num_epochs": 2, "minibatch_size": 8},
+        {"num_epochs": 2, "minibatch_size": 8},
+    ],
+    ids=["vtrace, whole batch", "gae, minibatches of steps", "vtrace, minibatches of rows"],
+)
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by autograd"])
+def test_updates_from_a_graph_are_those_without_one(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], by_hand: bool
+) -> None:
+    """With another batch, learning rate and order of minibatches in every update, a loaded state
+    and other hyperparameters in between. The learning rates are numbers that float32, of
+    which a graph's rate is, has exactly."""
+    if not by_hand:
+        monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)
+    chosen = config(
+        **{"lr_schedule": "linear", "train_for_env_steps": 1000, "learning_rate": 2**-10, **more}
+    )
+    batches = [copy_of(batch) for batch in rollouts(chosen, 8)]
+    graphs = RecordedGraphs()
+    eager, graphed = learner_of(chosen), learner_of(chosen)
+    graphed.use_graphs(graphs)
+    stored: list[Any] = []
+    for number, batch in enumerate(batches):
+        for index, learner in enumerate((eager, graphed)):
+            if number == 4:
+                learner.load(*stored[index])
+            if number == 6:
+                learner.change({"clip_ratio": 0.05, "max_grad_norm": 0.01})
+        found = [learner.update(batch, number / 8) for learner in (eager, graphed)]
+        assert found[0] == found[1]
+        assert eager.version == graphed.version
+        assert_same(weights_of(eager), weights_of(graphed))
+        if number == 2:
+            stored = [learner.state() for learner in (eager, graphed)]
+    assert graphs.recorded == 3, "one until the state is loaded, one until hyperparameters change"
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "rmsprop"])
+def test_q_learning_from_a_graph_is_that_without_one(optimiser: Any) -> None:
+    """With another exponent of the importance weights in every update; batches that lack evicted
+    transitions are learned from without a graph."""
+    of = DqnConfig(
+        learning_rate=1e-3,
+        optimiser=optimiser,
+        optimiser_eps=1e-6,
+        target_update_interval=2,
+    )
+    graphs = RecordedGraphs()
+    eager, graphed = (DqnLearner(network(1), of, device=CPU, precision="fp32") for _ in range(2))
+    graphed.use_graphs(graphs)
+    for number, size in enumerate([6, 6, 6, 5, 6, 4, 6, 6]):
+        batch, beta = transitions(size, seed=number), 0.4 + number / 20
+        one, other = (
+            learner.update(ReplaySample(batch, beta), 0.5) for learner in (eager, graphed)
+        )
+        assert one.errors is not None and other.errors is not None
+        assert one.errors == pytest.approx(other.errors, rel=1e-6)
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-5)
+    for name, tensor in weights_of(eager).items():
+        assert torch.allclose(tensor, weights_of(graphed)[name], rtol=1e-5, atol=1e-7), name
+    assert graphs.recorded == 1
+
+
+@dataclass(frozen=True)
+class Numbers:
+    x: torch.Tensor
+
+
+def test_work_that_waits_for_the_device_cannot_be_recorded() -> None:
+    def waits(numbers: Numbers) -> dict[str, torch.Tensor]:
+        return {"y": numbers.x * float(numbers.x.sum())}
+
+    work = CapturedWork(waits, RecordedGraphs())
+    work(Numbers(torch.ones(3)))
+    with pytest.raises(AssertionError, match="waits for the device"):
+        work(Numbers(torch.ones(3)))
+
+
+def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept() -> None:
+    graphs = RecordedGraphs()
+    work = CapturedWork(lambda numbers: {"y": numbers.x * 2}, graphs)
+
+    def recorded(*sizes: int) -> int:
+        before = graphs.recorded
+        for size in sizes:
+            x = torch.rand(size)
+            assert torch.equal(work(Numbers(x))["y"], 2 * x)
+        return graphs.recorded - before
+
+    assert recorded(3, 4, 3, 4) == 0
+    assert recorded(3, 3, 3, 4, 3) == 1
+    assert recorded(5, 5, 6, 6, 7, 7, 3, 8, 8) == 4
+    assert recorded(3) == 0, "used lately"
+    assert recorded(5, 5) == 1, "dropped for newer ones"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [{}, {"advantage": "gae", "num_epochs": 2, "minibatch_size": 8}])
+def test_updates_from_a_cuda_graph_are_near_those_without_one(more: dict[str, Any]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    device, chosen = torch.device("cuda"), config(**more)
+    eager, graphed = learner_of(chosen, device), learner_of(chosen, device)
+    graphed.use_graphs(CudaGraphs(device))
+    for number, batch in enumerate(rollouts(chosen, 5)):
+        one, other = (learner.update(batch, number / 10) for learner in (eager, graphed))
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    for name, tensor in weights_of(eager).items():
+        assert torch.allclose(tensor, weights_of(graphed)[name], rtol=1e-3, atol=1e-5), name
+
+
+@pytest.mark.gpu
+def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    device = torch.device("cuda")
+    of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
+    make: Callable[[], DqnLearner] = lambda: DqnLearner(  # noqa: E731
+        network(1), of, device=device, precision="fp32"
+    )
+    eager, graphed = make(), make()
+    graphed.use_graphs(CudaGraphs(device))
+    for number in range(6):
+        batch = transitions(64, seed=number)
+        one, other = (learner.update(ReplaySample(batch, 0.4), 0.5) for learner in (eager, graphed))
+        assert one.errors is not None and other.errors is not None
+        assert one.errors == pytest.approx(other.errors, rel=1e-3, abs=1e-5)

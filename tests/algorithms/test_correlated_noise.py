@@ -1,0 +1,101 @@
+"""Correlated noise of Box actions: each draw is N(0, 1), consecutive ones are as alike as asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sampleforge.algorithms.correlated_noise import CorrelatedNoise
+from sampleforge.config import ConfigError
+from sampleforge.topologies.config import AppoConfig
+from tests.support.graphs import rollouts
+
+ROWS, SIZE, STEPS = 200, 2, 100
+ALL, NONE = torch.ones(ROWS, dtype=torch.bool), torch.zeros(ROWS, dtype=torch.bool)
+EACH = torch.arange(3, 4 * ROWS, 4)
+"""The rows whose noise is correlated."""
+
+
+def noise(correlation: float, seed: int = 1) -> CorrelatedNoise:
+    return CorrelatedNoise(correlation, 4 * ROWS, SIZE, torch.Generator().manual_seed(seed))
+
+
+def episode(source: CorrelatedNoise, steps: int = STEPS) -> torch.Tensor:
+    """[steps, ROWS, SIZE] from the first step of an episode on."""
+    return torch.stack([source.draw(EACH, NONE if step else ALL) for step in range(steps)])
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1])
+
+
+@pytest.mark.parametrize("asked", [0.3, 0.9])
+def test_each_step_is_standard_normal_and_resembles_the_one_before(asked: float) -> None:
+    """40,000 numbers; of .9 about 2,000 are independent."""
+    drawn = episode(noise(asked))
+    for part in (drawn, drawn[0], drawn[-1]):
+        assert part.mean() == pytest.approx(0.0, abs=0.15)
+        assert part.std() == pytest.approx(1.0, abs=0.1)
+    assert (drawn.abs() < 1).float().mean() == pytest.approx(0.683, abs=0.03)
+    assert correlation(drawn[:-1], drawn[1:]) == pytest.approx(asked, abs=0.03)
+    assert correlation(drawn[:-2], drawn[2:]) == pytest.approx(asked**2, abs=0.05)
+
+
+def test_rows_and_elements_are_independent() -> None:
+    drawn = episode(noise(0.9), 400)
+    assert abs(correlation(drawn[:, :-1], drawn[:, 1:])) < 0.05
+    assert abs(correlation(drawn[..., 0], drawn[..., 1])) < 0.05
+
+
+def test_an_episode_begins_anew_in_its_row_alone() -> None:
+    source = noise(1.0)
+    before = source.draw(EACH, ALL)
+    after = source.draw(EACH, torch.arange(ROWS) < 100)
+    assert (after[:100] != before[:100]).all() and torch.equal(after[100:], before[100:])
+
+
+def test_rows_may_be_drawn_for_in_any_groups() -> None:
+    """As the splits of actors ask; a row that is new in the middle of an episode begins there."""
+    source = noise(1.0)
+    second = source.draw(EACH[100:], ALL[100:])
+    first = source.draw(EACH[:100], NONE[:100])
+    assert first.std() == pytest.approx(1.0, abs=0.15)
+    assert torch.equal(source.draw(EACH.flip(0), NONE).flip(0), torch.cat((first, second)))
+
+
+def test_three_rows_of_four_are_independent_from_step_to_step() -> None:
+    source = noise(0.9)
+    others = EACH - 2
+    drawn = torch.stack([source.draw(others, NONE if step else ALL) for step in range(STEPS)])
+    assert abs(correlation(drawn[:-1], drawn[1:])) < 0.05
+    assert drawn.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_seed_alone_decides() -> None:
+    assert torch.equal(episode(noise(0.5)), episode(noise(0.5)))
+    assert not torch.equal(episode(noise(0.5)), episode(noise(0.5, seed=2)))
+
+
+@pytest.mark.parametrize("inference", ["inline", "worker"])
+def test_actions_of_a_run_are_correlated_within_episodes(inference: str) -> None:
+    """Pendulum: the policy's mean is near 0 at first, so that actions are the noise."""
+    chosen = AppoConfig(
+        env="Pendulum-v1",
+        async_rl=True,
+        num_workers=1,
+        num_envs_per_worker=8,
+        inference=inference,  # type: ignore[arg-type]
+        noise_correlation=0.9,
+    )
+    for given, least, most in ((0.9, 0.8, 1.0), (0.0, -0.2, 0.2)):
+        found = []
+        for batch in rollouts(AppoConfig(**{**vars(chosen), "noise_correlation": given}), 16):
+            action, goes_on = batch.actions["action"][:, 3::4], ~batch.is_first[1:-1, 3::4]
+            found.append(torch.stack((action[:-1][goes_on], action[1:][goes_on])))
+        pairs = torch.cat(found, 1)
+        assert least < correlation(pairs[0], pairs[1]) < most
+
+
+def test_a_noise_correlation_above_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--noise-correlation 1\.5: must be at least 0"):
+        AppoConfig(noise_correlation=1.5)

@@ -1,0 +1,273 @@
+"""Ape-X learns from datasets: every transition was recorded, and sources have their shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+
+from sampleforge.algorithms.learning import Update
+from sampleforge.api import train
+from sampleforge.config import ConfigError
+from sampleforge.data.dataset import open_dataset
+from sampleforge.data.shuffle import ShuffleBuffer
+from sampleforge.models.config import ModelConfig
+from sampleforge.replay.sample_batches import ReplaySample
+from sampleforge.rollouts.slots import Owner
+from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.plan import ReplayPlan
+from sampleforge.workers import recorder
+from tests.support.apex_graphs import (
+    CODE,
+    apex_config,
+    build_apex,
+    learner_worker,
+    serial_rounds,
+    with_learner,
+)
+from tests.support.graphs import spec_of
+from tests.support.offline import SEEN, record, wired
+from tests.support.pairings import network_maker
+from tests.support.stack_checking import (
+    STACKED,
+    StackCheckingLearner,
+    StackCheckingLearnerMaker,
+)
+
+COUNTING = "tests.support.stacked_envs:StackedVectorEnv"
+
+
+def recorded(folder: Path, steps: int = 500, **more: Any) -> Path:
+    """A dataset of a short serial run."""
+    small: dict[str, Any] = {"num_envs_per_worker": 5, "num_splits": 1, "seed": 1, "rollout": 7}
+    config = AppoConfig(**{**small, "env": STACKED, **more}, serial=True, record=str(folder))
+    record(config, steps)
+    return folder
+
+
+class Learner(StackCheckingLearner):
+    """Under same-step autoreset the observation after a termination is the first one of whatever
+    episode comes next; the learner of the base class knows that from the number of the episode,
+    which is higher where an environment is stepped."""
+
+    def update(self, sample: ReplaySample, progress: float) -> Update:  # type: ignore[override]
+        batch = sample.items
+        if self.config.env_kwargs.get("mode") == "same_step":
+            ended = batch.discount == 0
+            batch.next_obs["obs"][ended, :, 1] = batch.obs["obs"][ended, :, 1] + 1
+        return super().update(sample, progress)
+
+
+class LearnerMaker(StackCheckingLearnerMaker):
+    def __call__(self) -> StackCheckingLearner:
+        return Learner(self.new_network(), self.config)
+
+
+def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
+    """A graph whose learner checks every frame of every transition."""
+    graph, plan = build_apex(config)
+    spec = spec_of(config)
+    maker = LearnerMaker(network_maker(config, spec, 0), resolve_defaults(config, spec))
+    return with_learner(graph, maker), plan
+
+
+@pytest.mark.parametrize(
+    ("change", "unfinished"),
+    [
+        ({"env": STACKED, "env_kwargs": {"padding": "zero"}}, 1 << 20),
+        ({"env": STACKED, "env_kwargs": {"padding": "reset"}}, 300),
+        ({"env": COUNTING, "env_kwargs": {"mode": "same_step"}}, 1 << 20),
+        ({"env": COUNTING, "env_kwargs": {"mode": "next_step"}}, 300),
+    ],
+)
+def test_every_transition_from_data_alone_was_recorded(
+    change: dict[str, Any], unfinished: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from episodes in several parts: their stacks are rebuilt, and no window crosses."""
+    monkeypatch.setattr(recorder, "UNFINISHED_BYTES", unfinished)
+    folder = recorded(tmp_path / "data", **change)
+    parts = [each for each in open_dataset(folder).episodes() if not each.begins]
+    assert bool(parts) == (unfinished < 1 << 20)
+    config = apex_config(**change, input=(str(folder),), num_replay_shards=2)
+    graph, plan = checking_graph(config)
+    assert not graph.having("actor") and plan.envs == 0
+    for _ in serial_rounds(graph, 150):
+        pass
+    learner = learner_worker(graph)._learner
+    assert learner.checked > 500 and learner.truncated > 0
+    assert graph.total("env_steps") > 500, "the dataset is read again and again"
+    assert not graph.episodes.take(), "its returns are not those of the policy"
+
+
+def test_a_run_from_data_alone_is_evaluated_in_the_environment(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "data", env=CODE)
+    small: dict[str, Any] = {"serial": True, "quiet": True, "train_for_env_steps": 3000}
+    more: dict[str, Any] = {"evaluate_interval": 1000, "evaluate_episodes": 2}
+    config = apex_config(
+        input=(str(folder),), run_dir=str(tmp_path / "run"), report_interval=0.5, **small, **more
+    )
+    result = train(config)
+    lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
+    reports = [json.loads(line) for line in lines]
+    assert reports[-1]["dataset_steps"] == reports[-1]["env_steps"] >= 3000
+    assert not any("return_mean" in report for report in reports), "it has played no episode"
+    assert any(report.get("eval_return_mean", 0.0) > 0 for report in reports)
+    stored = yaml.safe_load((result.run_dir / "config.yaml").read_text())
+    assert stored["input"] == [str(folder)] and stored["num_workers"] == config.num_workers
+    again = train(dataclasses.replace(config, train_for_env_steps=4000))
+    assert again.summary["env_steps"] >= 4000
+
+
+def test_sources_fill_the_replay_in_the_proportion_of_their_weights(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "data")
+    config = apex_config(
+        env=STACKED, input=("live=1", f"{folder}=3"), num_splits=1, samples_per_insert=None
+    )
+    graph, _ = checking_graph(config)
+    for _ in serial_rounds(graph, 300):
+        pass
+    steps = graph.counters.column("env_steps")
+    rows = {role: [n.counter_row for n in graph.having(role)] for role in ("actor", "dataset")}
+    live, data = (steps[rows[role]].sum() for role in ("actor", "dataset"))
+    assert live > 200 and data / live == pytest.approx(3, rel=0.15)
+    assert learner_worker(graph)._learner.checked > 1000
+
+
+def test_sequences_with_recurrent_states_are_learned_from_data(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "data")
+    config = apex_config(
+        env=STACKED,
+        input=(str(folder),),
+        model=ModelConfig(hidden_sizes=(8,), normalise_observations=False, core="gru"),
+        **{"sequence_length": 6, "sequence_overlap": 2, "burn_in": 2, "learning_starts": 60},
+    )
+    graph, _ = build_apex(config)
+    for _ in serial_rounds(graph, 120):
+        pass
+    assert graph.total("updates") > 10
+    slots = graph.groups[0].exchange.slots
+    stored = slots.owner == Owner.STORED
+    assert slots.sequence_usable[stored].all() and (slots.sequence_error[stored] > 0).all()
+    assert np.abs(slots.states[stored]).max() > 0, "those of the policy that learns"
+
+
+def test_each_pass_reads_every_episode_once_in_another_order(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "data", env=SEEN, env_kwargs={"name": "code"})
+    dataset = open_dataset(folder)
+
+    def passes(seed: int) -> list[list[bytes]]:
+        buffer = ShuffleBuffer(dataset, 60, [seed])
+        return [
+            [buffer.next().observations["obs"].tobytes() for _ in range(dataset.num_episodes)]
+            for _ in range(2)
+        ]
+
+    first, second = passes(1)
+    assert sorted(first) == sorted(second) and first != second
+    whole = [each.observations["obs"].tobytes() for each in dataset.episodes()]
+    assert sorted(first) == sorted(whole) and first != whole
+    assert passes(1) == [first, second] and passes(2) != [first, second]
+
+
+def test_a_dataset_of_other_spaces_is_refused_with_both(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "data")
+    with pytest.raises(ConfigError) as error:
+        build_apex(apex_config(env=SEEN, input=(str(folder),)))
+    assert "expected float32 [4], found float32 [4, 4]" in str(error.value)
+    with pytest.raises(ConfigError, match="no dataset of Minari"):
+        build_apex(apex_config(input=(str(tmp_path),)))
+    with pytest.raises(ConfigError, match="no such folder"):
+        build_apex(apex_config(input=(f"{tmp_path}/none",)))
+    with pytest.raises(ConfigError, match=r"holds a dataset of .* with other spaces"):
+        wired(AppoConfig(env=SEEN, record=str(folder)))
+
+
+def test_a_run_whose_dataset_cannot_be_used_gets_no_folder(tmp_path: Path) -> None:
+    folder, run = recorded(tmp_path / "data"), tmp_path / "run"
+    refused: dict[str, dict[str, Any]] = {
+        "no such folder": {"input": ("nowhere",)},
+        "does not fit": {"env": SEEN, "input": (str(folder),)},
+        "with other spaces": {"env": SEEN, "record": str(folder)},
+    }
+    for why, how in refused.items():
+        with pytest.raises(ConfigError, match=why):
+            train(apex_config(run_dir=str(run), serial=True, quiet=True, **how))
+        assert not run.exists()
+
+
+def test_a_dataset_makes_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minari makes the one that the metadata name if they have no spaces: that could run code."""
+    folder = recorded(tmp_path / "data")
+    monkeypatch.setattr(gym, "make", lambda *_, **__: pytest.fail("an environment was made"))
+    path = folder / "data" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    spec = gym.spec("CartPole-v1")
+    spec.entry_point = "tests.support.offline:seen"
+    path.write_text(json.dumps({**metadata, "env_spec": spec.to_json()}))
+    assert open_dataset(folder).num_episodes > 10
+    del metadata["observation_space"]
+    path.write_text(json.dumps({**metadata, "env_spec": spec.to_json()}))
+    with pytest.raises(ConfigError, match="makes no environment"):
+        open_dataset(folder)
+
+
+def test_a_dataset_from_elsewhere_is_read_by_its_spaces(tmp_path: Path) -> None:
+    """Written by Minari itself, without what SampleForge adds."""
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (tmp_path / "data").mkdir()
+    observations = np.arange(20, dtype=np.float32).reshape(5, 4)
+    storage = MinariStorage.new(
+        tmp_path / "data",
+        observation_space=gym.spaces.Box(-100, 100, (4,), np.float32),
+        action_space=gym.spaces.Discrete(3, start=2),
+    )
+    ends = np.array([False, False, False, True])
+    storage.update_episodes(
+        [
+            EpisodeBuffer(
+                observations=observations,
+                actions=np.array([2, 3, 4, 2]),
+                rewards=np.ones(4),
+                terminations=ends,
+                truncations=~ends & False,
+                infos={},
+            )
+        ]
+    )
+    (episode,) = open_dataset(tmp_path).episodes()
+    assert episode.actions["action"].tolist() == [0, 1, 2, 0] and episode.ends
+    assert episode.observations["obs"].tobytes() == observations.tobytes()
+    assert episode.log_probs is None and episode.begins
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"input": ("live", "live")}, "twice"),
+        ({"input": ("a=0",)}, "above 0"),
+        ({"input": ("a=x",)}, "above 0"),
+        ({"shuffle_buffer": 5}, "names no dataset"),
+        ({"input": ("a",), "record": "b"}, "nothing is sampled"),
+        ({"input": ("a",), "num_policies": 2}, "one policy"),
+        ({"record_max_gb": 1.0}, "nothing is recorded"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ApexConfig(env="CartPole-v1", **change)
+
+
+def test_weights_are_the_last_part_of_a_source() -> None:
+    config = ApexConfig(env="CartPole-v1", input=("live=1", "runs/a=b/data=3"))
+    assert [tuple(source) for source in config.sources] == [("live", 0.25), ("runs/a=b/data", 0.75)]
+    assert ApexConfig(env="CartPole-v1").is_live

@@ -1,0 +1,233 @@
+"""The recorder: segments that survive a kill, what is left out, and the end of a recording."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+from collections import defaultdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.cli import main
+from sampleforge.data import writer
+from sampleforge.data.dataset import StoredEpisode, open_dataset
+from sampleforge.data.minari_format import Dropped
+from sampleforge.data.whole_episodes import whole_episodes
+from sampleforge.data.writer import DatasetFormat, DatasetWriter
+from sampleforge.workers import recorder
+from sampleforge.workers.actor import END_RECORDING
+from tests.support.graphs import running
+from tests.support.offline import PLAYED, SEEN, record, stored, wired
+from tests.support.recordings import CODE, check_code, config
+
+
+def test_a_kill_at_any_moment_leaves_all_closed_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is copied before and after each change that a reader can see: so it is if the
+    process is killed there. A writer goes on with each copy."""
+    folder = tmp_path / "data"
+    copies: list[Path] = []
+    rename = writer._sync_and_rename
+
+    def watched(temporary: Path, path: Path) -> None:
+        for act in (lambda: rename(temporary, path), lambda: None):
+            copies.append(shutil.copytree(folder, tmp_path / f"copy {len(copies)}"))
+            act()
+
+    monkeypatch.setattr(writer, "_sync_and_rename", watched)
+    graph, spec = record(config(folder, serial=True), 90)
+    monkeypatch.undo()
+    whole = [episode.observations["obs"].tobytes() for episode in open_dataset(folder).episodes()]
+    assert len(list((folder / "data").glob("part-*.hdf5"))) >= 3
+    counts = []
+    for copy in copies[2:-1]:
+        found = [each.episode.observations.tobytes() for each in stored(copy)]
+        assert found == whole[: len(found)]
+        counts.append(len(found))
+        again = DatasetWriter(copy, DatasetFormat(spec))
+        again.close_segment()
+        linked = [
+            episode.observations["obs"].tobytes() for episode in open_dataset(copy).episodes()
+        ]
+        assert linked == whole[: len(linked)] and len(linked) >= len(found)
+        assert not list((copy / "data").glob(".*"))
+    assert counts == sorted(counts) and len(set(counts)) >= 3
+    assert graph.counters.total("recorded_episodes") == len(whole)
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_killed_recorder_is_replaced_and_nothing_wrong_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    graph, _ = wired(config(folder, num_workers=2))
+    with running(graph, tmp_path) as runner:
+        deadline, wanted = monotonic() + 100, 100.0
+        for kill in (True, True, False):
+            while graph.counters.total("recorded_steps") < wanted:
+                runner.poll(0.02)
+                assert monotonic() < deadline, (graph.counters.total("recorded_steps"), wanted)
+            wanted = graph.counters.total("recorded_steps") + 200
+            if kill:
+                os.kill(runner.pids()["recorder"], signal.SIGKILL)
+        assert graph.restarts()["recorder"] == 2
+        assert graph.recording is not None
+        lost = graph.recording.queue.dropped
+    assert lost.breaks == 2 and lost.lost_episodes >= 2
+    said = open_dataset(folder).dropped
+    assert (said.breaks, said.lost_episodes) == (2, lost.lost_episodes)
+    episodes = list(open_dataset(folder).episodes())
+    assert sum(map(len, episodes)) >= 500
+    for episode in episodes:
+        check_code(episode)
+
+
+def test_the_dataset_says_how_many_episodes_a_killed_recorder_had(tmp_path: Path) -> None:
+    """Also while it is not known yet, because nothing has taken its place."""
+    folder = tmp_path / "data"
+    graph, _ = wired(config(folder, serial=True, decorrelate=False))
+    assert graph.recording is not None
+    writing, queue = graph.recording.node.worker, graph.recording.queue
+    workers = [node.worker for node in graph.nodes]
+    for worker in workers:
+        worker.start()
+    for number in range(300):
+        for worker in workers:
+            worker.step()
+        if number == 100:
+            assert open_dataset(folder).dropped == Dropped(breaks=1)
+            writing.start()  # as the next one does after a kill
+    for node in graph.having("actor"):
+        node.worker.handle(END_RECORDING, None)
+    for worker in reversed(workers):
+        worker.close()
+    lost = open_dataset(folder).dropped
+    assert lost == queue.dropped == Dropped(breaks=1, lost_episodes=lost.lost_episodes)
+    assert lost.lost_episodes >= 4
+    recorded = sum(episode.begins for episode in open_dataset(folder).episodes())
+    assert 0 <= lost.lost_episodes + recorded - graph.total("episodes") <= 4, "are going on"
+    assert str(lost).endswith("when the recording was broken off, once")
+
+
+def test_a_long_episode_in_parts_is_the_same_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "UNFINISHED_BYTES", 300)
+    folder, kwargs = tmp_path / "data", {"name": "stacked"}
+    record(config(folder, env=SEEN, env_kwargs=kwargs, serial=True, decorrelate=False), 300)
+    dataset = open_dataset(folder)
+    joined: dict[tuple[int, int], list[StoredEpisode]] = defaultdict(list)
+    about = [each.about for each in stored(folder)]
+    for episode, attributes in zip(dataset.episodes(), about, strict=True):
+        joined[int(attributes["stream"][-1]), int(attributes["number"])].append(episode)
+    assert any(len(parts) > 1 for parts in joined.values())
+    for (row, number), parts in joined.items():
+        assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
+        stacks = [part.observations["obs"][: len(part)] for part in parts]
+        stacks.append(parts[-1].observations["obs"][-1:])
+        seen = np.stack(PLAYED[row][number].observations)
+        read = np.concatenate(stacks)
+        assert read.tobytes() == seen[: len(read)].tobytes()
+
+
+def test_first_episodes_that_decorrelation_shortens_are_marked_and_no_others(
+    tmp_path: Path,
+) -> None:
+    """Also those that go on over several rollouts, and in several parts."""
+    limit: dict[str, Any] = {"env_kwargs": {"length": 100}, "max_episode_steps": 12}
+    for spread in (True, False):
+        folder = tmp_path / f"{spread}"
+        record(config(folder, serial=True, decorrelate=spread, **limit), 200)
+        lengths: dict[bool, list[int]] = {True: [], False: []}
+        for each, episode in zip(stored(folder), open_dataset(folder).episodes(), strict=True):
+            assert episode.shortened == (spread and each.about["number"] == 0)
+            if episode.ends:
+                lengths[episode.shortened].append(len(episode))
+        assert sorted(lengths[True]) == ([3, 6, 9, 12] if spread else [])
+        assert len(lengths[False]) >= 8 and set(lengths[False]) == {12}
+
+
+@pytest.mark.parametrize("why", ["size", "disk"])
+def test_recording_ends_and_training_goes_on(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = 0.00002 if why == "size" else 1.0
+    calls = 0
+
+    def full(self: DatasetWriter, episode: Any, add: Any = DatasetWriter.add) -> None:
+        nonlocal calls
+        calls += 1
+        if why == "disk" and calls > 40:
+            raise OSError(28, "No space left on device")
+        add(self, episode)
+
+    monkeypatch.setattr(DatasetWriter, "add", full)
+    folder = tmp_path / "data"
+    with caplog.at_level(logging.WARNING):
+        graph, _ = record(config(folder, serial=True, record_max_gb=limit), 400)
+    assert graph.recording is not None and graph.recording.queue.ended
+    assert ("--record-max-gb" if why == "size" else "No space left") in caplog.text
+    kept = list(open_dataset(folder).episodes())
+    assert 0 < sum(map(len, kept)) < 300 <= graph.total("env_steps")
+    for episode in kept:
+        check_code(episode)
+    going_on = [episode for episode in kept if not episode.ends]
+    assert bool(going_on) == (why == "size"), "so that it is seen what is missing"
+
+
+def test_the_time_at_which_an_episode_began_is_recorded(tmp_path: Path) -> None:
+    """In env steps of the run, to within a rollout: of four rows that take six steps in each. Also
+    of an episode in several parts."""
+    folder = tmp_path / "data"
+    record(config(folder, serial=True, env_kwargs={"length": 9}, decorrelate=False), 200)
+    for episode in whole_episodes(open_dataset(folder).episodes()):
+        assert episode.number is not None and episode.span is not None
+        before = 9 * episode.number[-1]  # steps of the row
+        for step, at in zip((before, before + len(episode) - 1), episode.span, strict=True):
+            assert at % 4 == 0 and at // 4 <= step < at // 4 + 6
+
+
+def test_a_trained_policy_is_recorded_episode_by_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = str(tmp_path / "run"), tmp_path / "data"
+    small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "500", "--seed", "1"]
+    assert (
+        main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, "--serial", *small]) == 0
+    )
+    for explore in ([], ["--explore"]):
+        capsys.readouterr()
+        assert (
+            main(["record", run, "--episodes", "5", "--out", str(data), "--quiet", *explore]) == 0
+        )
+        said = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert said["episodes"] == 5 and said["dataset"] == str(data)
+    episodes = list(open_dataset(data).episodes())
+    assert len(episodes) == 10 and all(each.begins and each.ends for each in episodes)
+    assert np.mean([each.rewards.sum() for each in episodes[5:]]) == said["return_mean"]
+    assert sum(map(len, episodes[5:])) == said["steps"]
+    assert [each.log_probs is None for each in episodes] == [True] * 5 + [False] * 5
+    assert {int(each.policy_version.min()) for each in episodes if each.policy_version is not None}
+
+
+@pytest.mark.parametrize("algorithm", ["appo", "ddppo", "apex"])
+def test_a_run_shorter_than_a_rollout_is_recorded(algorithm: str, tmp_path: Path) -> None:
+    """Every env step, also those of the rollouts that are in progress at the end."""
+    data = tmp_path / "data"
+    small = ["--env", CODE, "--num-envs-per-worker", "4", "--num-splits", "1", "--rollout", "200"]
+    apex = ["--replay-capacity", "4000"] if algorithm == "apex" else []
+    flags = ["--run-dir", str(tmp_path / "run"), "--record", str(data), "--seed", "1", *apex]
+    stop = ["--train-for-env-steps", "100", "--serial", "--quiet"]
+    assert main(["train", algorithm, *small, *flags, *stop]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    episodes = list(open_dataset(data).episodes())
+    assert sum(map(len, episodes)) == summary["env_steps"] >= 100
+    assert summary["env_steps"] < 200 * 4, "it is one rollout at most"
+    for episode in episodes:
+        check_code(episode)

@@ -1,0 +1,290 @@
+"""Datasets from elsewhere: nothing is followed out of the folder, and no size is believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from sampleforge.api import load_policy
+from sampleforge.cli import main
+from sampleforge.config import ConfigError
+from sampleforge.data.dataset import open_dataset
+from sampleforge.data.writer import check_folder
+from sampleforge.env.config import EnvConfig
+from tests.support.graphs import spec_of
+from tests.support.recorded import recorded, write_dataset
+from tests.support.recorded_spec import SPEC
+from tests.support.serial_runs import run_serially
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A dataset of three episodes of 5 steps, and a secret beside it."""
+    (tmp_path / "secret").write_bytes(np.arange(1000.0).tobytes())
+    return write_dataset(tmp_path / "set", SPEC, recorded([5, 5, 5]))
+
+
+Change = Callable[[Any, Path], None]
+
+
+def replace(name: str, make: Callable[[Any, Path], Any]) -> Change:
+    """Change one member of episode 1."""
+
+    def change(file: Any, data: Path) -> None:
+        group = file["episode_1"]
+        del group[name]
+        made = make(group, data)
+        if made is not None:
+            group[name] = made
+
+    return change
+
+
+def external_storage(group: Any, data: Path) -> None:
+    group.create_dataset(
+        "rewards", (5,), "f8", external=[(str(data.parent / "secret"), 0, h5py.h5f.UNLIMITED)]
+    )
+
+
+def virtual(group: Any, data: Path) -> None:
+    layout = h5py.VirtualLayout((5,), "f8")
+    layout[:] = h5py.VirtualSource(str(data.parent / "other.hdf5"), "x", (5,))
+    group.create_virtual_dataset("rewards", layout)
+
+
+def endless(group: Any, data: Path) -> None:
+    group.create_dataset("rewards", (10**11,), "f4", chunks=(10**5,), compression="gzip")
+
+
+def huge_compressed(group: Any, data: Path) -> None:
+    group.create_dataset("observations", (6, 3), "f4")
+    group.create_dataset(
+        "infos/action_parameters", (5, 10**10), "f4", chunks=(1, 10**5), compression="gzip"
+    )
+
+
+def circle(file: Any, data: Path) -> None:
+    del file["episode_1"]
+    file["episode_1"] = h5py.SoftLink("/episode_1")
+
+
+def external_circle(file: Any, data: Path) -> None:
+    del file["episode_1"]
+    file["episode_1"] = h5py.ExternalLink("main_data.hdf5", "/episode_1")
+
+
+def external_episode(file: Any, data: Path) -> None:
+    with h5py.File(data.parent / "other.hdf5", "w") as other:
+        file.copy("episode_0", other, "episode_1")
+    del file["episode_1"]
+    file["episode_1"] = h5py.ExternalLink("../../other.hdf5", "/episode_1")
+
+
+def pipe(file: Any, data: Path) -> None:
+    os.mkfifo(data / "data" / "part-000000.hdf5")
+    del file["episode_1"]
+    file["episode_1"] = h5py.ExternalLink("part-000000.hdf5", "/episode_1")
+
+
+def linked_part(file: Any, data: Path) -> None:
+    external_episode(file, data)
+    del file["episode_1"]
+    (data / "data" / "part-000000.hdf5").symlink_to(data.parent / "other.hdf5")
+    file["episode_1"] = h5py.ExternalLink("part-000000.hdf5", "/episode_1")
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "10^11 rewards": (replace("rewards", endless), r"rewards declares the shape \[100000000000\]"),
+    "an array of 200 GB": (
+        replace("observations", huge_compressed),
+        "infos/action_parameters declares .*, but the file has",
+    ),
+    "external storage": (replace("rewards", external_storage), "rewards is stored in another file"),
+    "virtual": (replace("rewards", virtual), "rewards is stored in another file"),
+    "soft link": (
+        replace("rewards", lambda group, data: h5py.SoftLink("/episode_0/rewards")),
+        "rewards is a link to",
+    ),
+    "external link": (
+        replace("rewards", lambda group, data: h5py.ExternalLink("/etc/passwd", "/x")),
+        "rewards is a link to /etc/passwd",
+    ),
+    "a circle": (circle, "episode_1 is a link"),
+    "an external circle": (external_circle, "episode_1 is a link"),
+    "an episode elsewhere": (external_episode, "leads out of the dataset's folder"),
+    "a pipe": (pipe, "part-000000.hdf5 is no regular file"),
+    "a part elsewhere": (linked_part, "part-000000.hdf5 leads out of the dataset's folder"),
+    "a group": (
+        replace("rewards", lambda group, data: group.create_group("rewards") and None),
+        "rewards is no array",
+    ),
+    "missing": (replace("actions", lambda group, data: None), "actions is missing"),
+    "texts": (
+        replace("rewards", lambda group, data: np.array([b"x"] * 5, "S1")),
+        r"rewards has the type \|S1",
+    ),
+    "not a number": (
+        replace("rewards", lambda group, data: np.array([0, 1, np.nan, 0, 0])),
+        "rewards is nan in step 2",
+    ),
+    "too few observations": (
+        replace("observations", lambda group, data: np.zeros((5, 3))),
+        r"observations declares the shape \[5, 3\], expected 6",
+    ),
+    "wide observations": (
+        replace("observations", lambda group, data: np.zeros((6, 4))),
+        r"observations declares entries of the shape \[4\], expected \[3\]",
+    ),
+    "too many flags": (
+        replace("truncations", lambda group, data: np.zeros(6, bool)),
+        r"truncations declares the shape \[6\], expected 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_episode_that_is_not_what_it_must_be_is_refused_by_name(fault: str, data: Path) -> None:
+    change, why = FAULTS[fault]
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        change(file, data)
+    dataset = open_dataset(data)
+    assert len(list(dataset.episodes([0, 2]))) == 2
+    with pytest.raises(ConfigError, match=f"episode 1 cannot be read: .*{why}"):
+        list(dataset.episodes())
+
+
+def change_metadata(data: Path, **change: Any) -> None:
+    path = data / "data" / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"total_episodes": 10**12}, "total_episodes 1,000,000,000,000, but there are 3"),
+        ({"total_episodes": -1}, "not a number from 0 on"),
+        ({"total_steps": "many"}, "not a number from 0 on"),
+        ({"dropped": {"episodes": "x"}}, "not counts"),
+        (
+            {
+                "observation_space": '{"type": "Box", "dtype": "float32", "low": 0, "high": 1, '
+                '"shape": [1000000, 1000000]}'
+            },
+            "at most",
+        ),
+        ({"action_space": "[" * 100_000}, "no space"),
+    ],
+)
+def test_metadata_are_not_believed(change: dict[str, Any], why: str, data: Path) -> None:
+    change_metadata(data, **change)
+    with pytest.raises(ConfigError, match=why):
+        open_dataset(data)
+    with pytest.raises(ConfigError, match=why):
+        check_folder(data, SPEC)
+
+
+def test_episodes_with_more_steps_than_the_metadata_say_are_refused(data: Path) -> None:
+    change_metadata(data, total_steps=12)
+    with pytest.raises(ConfigError, match=r"episode 2 .* more than total_steps 12"):
+        list(open_dataset(data).episodes())
+    change_metadata(data, total_steps=4)
+    with pytest.raises(ConfigError, match=r"episode 0 .* declares the shape \[5\]"):
+        list(open_dataset(data).episodes())
+
+
+@pytest.mark.parametrize("name", ["main_data.hdf5", "metadata.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_files_that_are_none_are_refused(kind: str, name: str, data: Path) -> None:
+    """To read, and to record into."""
+    path = data / "data" / name
+    if kind == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.rename(data.parent / name)
+        path.symlink_to(data.parent / name)
+    refused = "no regular file|no dataset" if kind == "pipe" else "leads out"
+    with pytest.raises(ConfigError, match=refused):
+        open_dataset(data)
+    with pytest.raises(ConfigError, match=refused):
+        check_folder(data, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (circle, "episode_1 is a link"),
+        (pipe, "part-000000.hdf5 is no regular file"),
+        (lambda file, data: file["episode_1"].attrs.pop("total_steps"), "total_steps"),
+    ],
+)
+def test_a_dataset_whose_last_episodes_cannot_be_counted_is_not_recorded_into(
+    change: Change, why: str, data: Path
+) -> None:
+    """A writer that was killed may have left episodes that the metadata do not count."""
+    change_metadata(data, total_episodes=1, total_steps=5)
+    check_folder(data, SPEC)
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        change(file, data)
+    with pytest.raises(ConfigError, match=f"cannot be recorded into: .*{why}"):
+        check_folder(data, SPEC)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize("algorithm", ["marwil", "apex"])
+def test_a_run_that_reads_a_bad_episode_ends_with_a_sentence(
+    algorithm: str, serial: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, in every process; no traceback."""
+    spec = spec_of(EnvConfig(env="CartPole-v1"))
+    obs = {"obs": np.zeros((6, 4), np.float32)}
+    given = recorded([5] * 100, spec.actions)
+    data = write_dataset(
+        tmp_path / "set", spec, [dataclasses.replace(each, observations=obs) for each in given]
+    )
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        replace("rewards", endless)(file, data)
+    flags = ["--env", "CartPole-v1", "--input", str(data), "--run-dir", str(tmp_path / "run")]
+    flags += ["--quiet", "--train-for-seconds", "60", *(["--serial"] if serial else [])]
+    if algorithm == "apex":
+        flags += ["--shuffle-buffer", "50", "--num-workers", "1", "--num-envs-per-worker", "4"]
+    assert main(["train", algorithm, *flags]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "episode 1 cannot be read: rewards declares the shape [100000000000]" in said
+
+
+def test_an_estimate_that_reads_a_bad_episode_ends_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run_serially(run, 1, train_for_env_steps=200)
+    spec = load_policy(run).spec
+    obs = {"obs": np.zeros((6, 4), np.float32)}
+    given = recorded([5] * 3, spec.actions)
+    data = write_dataset(
+        tmp_path / "set", spec, [dataclasses.replace(each, observations=obs) for each in given]
+    )
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        replace("rewards", external_storage)(file, data)
+    assert main(["estimate", str(run), str(data)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("sampleforge: error: ") and "rewards is stored in another file" in said
+
+
+def test_a_dataset_whose_segment_leads_out_is_not_recorded_into(data: Path) -> None:
+    part = data / "data" / "part-000003.hdf5"
+    shutil.copy(data / "data" / "main_data.hdf5", data.parent / "other.hdf5")
+    part.symlink_to(data.parent / "other.hdf5")
+    with pytest.raises(ConfigError, match=r"part-000003.hdf5 leads out"):
+        check_folder(data, SPEC)
