@@ -140,9 +140,9 @@ class ChangeInbox:
     complete or not there: see `sampleforge.shared.state_snapshot`.
     """
 
-    def __init__(self, *networks: torch.nn.Module) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Reserve memory for the state of a learner; see `StateSnapshot`."""
-        self._newest = StateSnapshot(*networks)
+        self._newest = StateSnapshot(tensors)
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.halves import COUNTS, Halves
 
 _PER_TENSOR = 1024
-"""Bytes reserved per tensor, for its entry in the header and for Adam's step counter."""
+"""Bytes reserved per tensor, for its entry in the header."""
 _OTHERS = 64 << 10
 """Bytes reserved for random generators, running statistics and plain values."""
 
@@ -25,13 +25,10 @@ class StateSnapshot:
     There is one writer at a time and any number of readers. It can be pickled to child processes.
     """
 
-    def __init__(self, *networks: torch.nn.Module) -> None:
-        """Reserve memory for the state of a learner of these networks, those that are not trained
-        included. Of each trainable parameter one optimiser keeps up to two moments."""
-        weights = [tensor for network in networks for tensor in network.state_dict().values()]
-        trained = [p for network in networks for p in network.parameters() if p.requires_grad]
-        tensors = [*weights, *trained, *trained]
-        self.room = sum(t.nbytes for t in tensors) + _PER_TENSOR * len(tensors) + _OTHERS
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Reserve memory for states as large as that of a new learner, which are ``tensors``."""
+        own = tensors.values()
+        self.room = sum(t.nbytes for t in own) + _PER_TENSOR * len(own) + _OTHERS
         self._arrays = SharedArrays(
             {
                 **COUNTS,

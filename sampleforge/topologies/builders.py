@@ -18,7 +18,8 @@ from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
 from sampleforge.algorithms.averaging import Averaging, Local
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.flat_parameters import FlatParameters
+from sampleforge.algorithms.learning import Learner, Tensors
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
@@ -182,10 +183,35 @@ def make_learner(
         plan.batch_size if varies else None,
         share,
     )
-    learner = maker.algorithm.new_learner(config, maker(), place)
+    network = maker()
+    with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
+        learner = maker.algorithm.new_learner(config, network, place)
     if start.resume is not None:
         start.resume.learner(learner)
     return learner
+
+
+def new_state(maker: NetworkMaker, plan: Any, start: ResumePoint) -> Tensors:
+    """Return the tensors of the state of a new learner: those of any later state are as large."""
+    start = dataclasses.replace(start, resume=None)
+    tensors: Tensors = make_learner(maker, plan, start, device="cpu").state()[0]
+    return tensors
+
+
+class _Measuring(Local):
+    """Counts the bytes of the gradients that a learner would exchange with others."""
+
+    nbytes = 0
+
+    def follow(self, flat: FlatParameters) -> None:
+        self.nbytes += sum(chunk.gradient.nbytes for chunk in flat.chunks)
+
+
+def gradient_bytes(maker: NetworkMaker, plan: Any, start: ResumePoint) -> int:
+    """Return the bytes of the gradients of all networks that a learner trains."""
+    measuring = _Measuring()
+    make_learner(maker, plan, dataclasses.replace(start, resume=None), measuring, device="cpu")
+    return measuring.nbytes
 
 
 def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:

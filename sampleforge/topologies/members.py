@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import torch
-
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.learning import Learner, Tensors
 from sampleforge.config import ConfigError
 from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
@@ -70,11 +68,11 @@ def member_channels(
     config: SlotsRunConfig | ReplayRunConfig,
     policy: PolicyStart,
     plan: SamplerPlan,
-    networks: Callable[[], tuple[torch.nn.Module, ...]],
+    new_state: Callable[[], Tensors],
     max_policy_lag: int | None,
 ) -> MemberChannels | None:
     """Return the channels of a policy that is a member of a population, or follows a schedule; None
-    for any other. ``plan``: of one member. ``networks()``: all of its learner's."""
+    for any other. ``plan``: of one member. ``new_state()``: see `builders.new_state`."""
     if not config.pbt and policy.schedule is None:
         return None
     if plan.num_seats > 1:
@@ -93,7 +91,7 @@ def member_channels(
     apex = isinstance(config, ReplayRunConfig)
     # What a Q-learner draws from the replay has no env steps of its own.
     count = partial(getattr, board, "sampled") if apex else None
-    inbox = ChangeInbox(*networks()) if config.pbt else None
+    inbox = ChangeInbox(new_state()) if config.pbt else None
     return MemberChannels(policy, board, count, max_policy_lag, inbox)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import torch
 
 from sampleforge.config import ConfigError, typed
 from sampleforge.peers.group import Member, Rendezvous
@@ -27,13 +25,13 @@ class GroupRendezvous(NamedTuple):
 def local_rendezvous(
     devices: Sequence[str],
     timeout: float,
-    new_model: Callable[[], torch.nn.Module],
+    gradient_bytes: int,
     member: Member = "rank",
     extra_bytes: int = 0,
 ) -> GroupRendezvous:
     """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
-    this opens its store. ``extra_bytes``: the other data that a member sends at a time, beside its
-    gradients."""
+    this opens its store. ``gradient_bytes``: of all gradients of a member; ``extra_bytes``: of the
+    other data that it sends at a time."""
     size = len(devices)
     backend, why = choose_backend(devices, member)
     if backend == "nccl":
@@ -43,8 +41,7 @@ def local_rendezvous(
             for rank, device in enumerate(devices)
         ]
         return GroupRendezvous(joins, f"gradients through {why}", (store,))
-    gradients = sum(p.nbytes for p in new_model().parameters())
-    memory = RankMemory(size, gradients + extra_bytes + LEAST_ROOM)
+    memory = RankMemory(size, gradient_bytes + extra_bytes + LEAST_ROOM)
     joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
     note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
     return GroupRendezvous(joins, note, (memory,))

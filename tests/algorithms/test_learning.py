@@ -57,10 +57,6 @@ class TwoNetworks(GradientLearner[nn.Linear, Config]):
             "critic_optimiser", critic, lambda flat: RmsProp(flat, 0.9, 1e-3)
         )
 
-    @property
-    def networks(self) -> tuple[nn.Module, ...]:
-        return self.model, self.critic, self.target
-
     def update(self, batch: Tensor, progress: float = 0.0, weight: float = 1.0) -> Update:
         """Learn from rows [B, 3], which are ``weight`` of those of all learners."""
         self._check_frozen()
@@ -131,7 +127,7 @@ def test_a_state_without_one_of_the_networks_is_of_another_model() -> None:
 
 def test_a_snapshot_has_room_for_all_networks_and_the_moments_of_all_optimisers() -> None:
     learner = trained(4)
-    snapshot = StateSnapshot(*learner.networks)
+    snapshot = StateSnapshot(TwoNetworks().state()[0])
     assert snapshot.room >= sum(tensor.nbytes for tensor in learner.state()[0].values())
     snapshot.publish(*learner.state())
     other = TwoNetworks(seed=9)
@@ -139,20 +135,9 @@ def test_a_snapshot_has_room_for_all_networks_and_the_moments_of_all_optimisers(
     assert differing(learner, other) == set() and other.version == 4
 
 
-def test_a_snapshot_grows_with_the_weights_and_moments_of_each_network() -> None:
-    large = nn.Linear(1000, 1000)
-    frozen = copy.deepcopy(large).requires_grad_(False)
-    one = StateSnapshot(nn.Linear(2, 2)).room
-    megabytes = [
-        round((StateSnapshot(nn.Linear(2, 2), *more).room - one) / 4e6)
-        for more in ((large,), (frozen,), (large, frozen), (large, large))
-    ]
-    assert megabytes == [3, 1, 4, 6]
-
-
 def test_a_member_of_a_population_becomes_a_copy_with_all_networks_and_optimisers() -> None:
     donor, learner = trained(5), trained(3, seed=9)
-    inbox = ChangeInbox(*learner.networks)
+    inbox = ChangeInbox(learner.state()[0])
     follower = ChangeFollower(ChangesOfPopulation(inbox, None), MemberBoard(1, 1, seed=5))
     tensors, plain = donor.state()
     inbox.send(

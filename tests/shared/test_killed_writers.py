@@ -42,7 +42,7 @@ def only(tensors: dict[str, torch.Tensor], *others: int) -> int:
 
 
 def snapshot() -> Publication:
-    shared = StateSnapshot(torch.nn.Linear(2, 3))
+    shared = StateSnapshot(weights_of(0))
 
     def write(number: int) -> None:
         # Longer and shorter in turn: the size is that of the same publication.
@@ -58,7 +58,7 @@ def snapshot() -> Publication:
 
 
 def snapshot_version() -> Publication:
-    shared = StateSnapshot(torch.nn.Linear(2, 3))
+    shared = StateSnapshot(weights_of(0))
     return Publication(
         lambda number: shared.publish(weights_of(number), {"version": number}),
         lambda: shared.version,
@@ -110,7 +110,7 @@ def test_a_reader_that_a_writer_overtakes_anywhere_finds_a_whole_value(
 
 
 def test_a_state_that_does_not_fit_leaves_the_old_one() -> None:
-    shared = StateSnapshot(torch.nn.Linear(2, 3))
+    shared = StateSnapshot(weights_of(0))
     shared.publish(weights_of(1), {"version": 1})
     with pytest.raises(ValueError, match="room for"):
         shared.publish({"w": torch.zeros(shared.room)}, {"version": 2})

@@ -49,7 +49,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.board = MemberBoard(1, 1, seed=5)
-        self.inbox = ChangeInbox(model_of(CHOSEN))
+        self.inbox = ChangeInbox(trained(0).state()[0])
         self.follower = ChangeFollower(ChangesOfPopulation(self.inbox, LAG), self.board)
 
     def send(
@@ -160,7 +160,7 @@ def test_a_learner_that_is_killed_in_between_is_either_old_or_new(
     """Its next life begins with the state in shared memory, and makes the change if it has not been
     made: exactly once."""
     donor, member = trained(3, seed=1), trained(2, seed=2)
-    snapshot = StateSnapshot(model_of(CHOSEN))
+    snapshot = StateSnapshot(member.state()[0])
     snapshot.publish(*member.state())
     old = member.version
     driver.send(1, {**donor.hyperparameters(), "gamma": 0.75}, donor, Segment(1, 3))

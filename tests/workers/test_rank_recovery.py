@@ -97,7 +97,7 @@ def test_new_ranks_resume_from_the_snapshot_if_all_ranks_die_at_once(
 
 def test_a_snapshot_returns_the_published_state_and_never_an_incomplete_one() -> None:
     learner = learner_of(learner_config())
-    snapshot = StateSnapshot(learner.model)
+    snapshot = StateSnapshot(learner.state()[0])
     assert snapshot.version == -1
     with pytest.raises(LookupError):
         snapshot.read()

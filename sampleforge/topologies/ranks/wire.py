@@ -40,8 +40,10 @@ from sampleforge.topologies.builders import (
     ResumePoint,
     acting_maker,
     env_makers,
+    gradient_bytes,
     initial_weights,
     make_learner,
+    new_state,
 )
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
@@ -88,8 +90,10 @@ def wire_ranks(
     episodes = EpisodeQueue(ranks)
     new_model = NetworkMaker(algorithm, config, spec, start.seed)
     devices = member_devices(plan.device, ranks)
-    rendezvous = local_rendezvous(devices, config.rank_timeout, new_model)
-    snapshot = None if config.serial else StateSnapshot(new_model())
+    rendezvous = local_rendezvous(
+        devices, config.rank_timeout, gradient_bytes(new_model, plan, start)
+    )
+    snapshot = None if config.serial else StateSnapshot(new_state(new_model, plan, start))
     streams = plan.num_splits * (2 if config.variable_experience else 1)
     shape = slot_shape(algorithm, config, spec, plan.rows, ranks)
     queue = rollout_queue(config, spec, shape, ranks, streams)

@@ -5,14 +5,12 @@ As Ape-X has them: Horgan et al. 2018, arXiv 1803.00933.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.algorithms.dqn.learner import with_target
 from sampleforge.models.normaliser import normalised_leaves
-from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.compressed import CompressedFrames, FrameStore
 from sampleforge.replay.exchange import ReplayExchange, SampleRelay, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
@@ -36,7 +34,9 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     acting_maker,
+    gradient_bytes,
     initial_weights,
+    new_state,
 )
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
@@ -86,8 +86,6 @@ from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import NoLearner
 from sampleforge.workers.replay import ReplayWorker
 from sampleforge.workers.worker import Placement
-
-NewNetwork = Callable[[], QNetwork]
 
 
 def wire_replay(
@@ -158,7 +156,9 @@ def _group_parts(
     others = plan.num_policy_workers + len(plan.stored_slots)
     node = group_node(index, config, plan, config.num_learners * plan.learner_threads + others)
     channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
-    member = member_channels(config, policy, plan, lambda: with_target(new_network()), None)
+    member = member_channels(
+        config, policy, plan, partial(new_state, new_network, plan, start), None
+    )
     frames = None
     with memory_on(node):
         slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
@@ -368,9 +368,13 @@ def _add_learners(
     if followers:
         errors = 8 * plan.batch_size // config.num_learners  # gathered as float64
         rendezvous = local_rendezvous(
-            devices, config.learner_timeout, parts.new_model, "learner", errors
+            devices,
+            config.learner_timeout,
+            gradient_bytes(parts.new_model, plan, parts.policy.start),
+            "learner",
+            errors,
         )
-    snapshot = StateSnapshot(*with_target(parts.new_model()))
+    snapshot = StateSnapshot(new_state(parts.new_model, plan, parts.policy.start))
     return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 

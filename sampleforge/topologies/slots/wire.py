@@ -26,7 +26,9 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     acting_maker,
+    gradient_bytes,
     initial_weights,
+    new_state,
 )
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
@@ -130,7 +132,9 @@ def _group_parts(
     threads = config.num_learners * plan.learner_threads + plan.num_policy_workers
     node = group_node(index, config, plan, threads)
     channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
-    member = member_channels(config, policy, plan, lambda: (new_model(),), plan.lag.limit)
+    member = member_channels(
+        config, policy, plan, partial(new_state, new_model, plan, start), plan.lag.limit
+    )
     with memory_on(node):
         slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
@@ -211,8 +215,13 @@ def _add_learners(
         return add_only_learner(graph, channels, maker)
     rendezvous = None
     if config.num_learners > 1:
-        rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
-    snapshot = StateSnapshot(parts.new_model())
+        rendezvous = local_rendezvous(
+            devices,
+            config.learner_timeout,
+            gradient_bytes(parts.new_model, plan, parts.policy.start),
+            "learner",
+        )
+    snapshot = StateSnapshot(new_state(parts.new_model, plan, parts.policy.start))
     return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 

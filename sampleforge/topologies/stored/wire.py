@@ -25,6 +25,7 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     initial_weights,
+    new_state,
 )
 from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
@@ -61,7 +62,8 @@ def wire_stored(
     if config.serial:
         learners = add_only_learner(graph, channels, maker)
     else:
-        learners = add_learners(graph, config, channels, maker, StateSnapshot(new_model()), None)
+        snapshot = StateSnapshot(new_state(new_model, plan, policy.start))
+        learners = add_learners(graph, config, channels, maker, snapshot, None)
     evaluation = add_evaluators(graph, config, weights, new_model, start)
     group = PolicyGroup(
         policy.id,
