@@ -1,7 +1,7 @@
 """What the defaults learn, beside those of Stable-Baselines3: ten environments, no flag, no preset.
 
     python benchmarks/defaults.py run --sb3-python SB3/bin/python [--envs ID ...] [--seeds 1 2 3]
-    python benchmarks/defaults.py report            # the table, and curves as PNG
+    python benchmarks/defaults.py report            # the table
 
 `run` trains each environment with both libraries in turn and plays 100 greedy episodes; each run's
 result is appended to benchmarks/results/defaults.jsonl, and one that is there already is not
@@ -26,7 +26,6 @@ import machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "defaults.jsonl"
-PLOT = HERE / "results" / "defaults.png"
 SMALL, LARGE = 200_000, 1_000_000
 ENVS = {
     "CartPole-v1": SMALL,
@@ -134,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def report() -> None:
-    """Print a table per pair of algorithms, and draw the curves."""
+    """Print a table per pair of algorithms."""
     runs = recorded()
     for algo, peer in PAIRS.items():
         rows = []
@@ -146,7 +145,6 @@ def report() -> None:
         for name in (algo, f"SB3 {peer}"):
             header += [f"{name}: mean", "each seed", "s"]
         print(machine.table(header, rows), end="\n\n")
-    draw(runs)
 
 
 def cells(runs: list[dict[str, Any]]) -> list[str]:
@@ -160,38 +158,6 @@ def cells(runs: list[dict[str, Any]]) -> list[str]:
     seconds = statistics.median(r["seconds"] for r in runs)
     each = ", ".join(f"{mean:.4g}" for mean in means)
     return [f"{statistics.fmean(means):.4g} ± {spread:.2g}", each, f"{seconds:.0f}"]
-
-
-def draw(runs: list[dict[str, Any]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    colours = {"appo": "tab:blue", "ddppo": "tab:purple", "PPO": "tab:orange"}
-    colours |= {"apex": "tab:green", "DQN": "tab:red"}
-    labels = {
-        "appo": "APPO",
-        "ddppo": "DD-PPO",
-        "PPO": "SB3 PPO",
-        "apex": "Ape-X",
-        "DQN": "SB3 DQN",
-    }
-    figure, axes = pyplot.subplots(2, 5, figsize=(22, 8), layout="constrained")
-    for axis, env in zip(axes.flat, ENVS, strict=True):
-        for algo, colour in colours.items():
-            of = [r for r in runs if r["algo"] == algo and r["env"] == env and r["curve"]]
-            for i, found in enumerate(of):
-                label = labels[algo] if i == 0 else None
-                axis.plot(*zip(*found["curve"], strict=True), color=colour, lw=1.2, label=label)
-                axis.plot(found["steps"], found["return_mean"], "o", color=colour, ms=5)
-        axis.set_title(env)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend()
-    figure.supxlabel("env steps; dots: 100 greedy episodes afterwards")
-    figure.supylabel("mean return of the last 100 training episodes")
-    figure.savefig(PLOT, dpi=70)
-    print(f"curves: {PLOT.relative_to(HERE.parent)}")
 
 
 def main() -> None:

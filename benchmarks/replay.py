@@ -2,10 +2,9 @@
 
 A round draws a batch by priority, copies its transitions (observation, action, return, discount,
 next observation) out of the slots, and gives the batch new priorities. Beside it, where cpprb is
-installed (pip install cpprb), the same rounds of its C++ PrioritizedReplayBuffer. ``--draw`` needs
-matplotlib (the extra ``plot``).
+installed (pip install cpprb), the same rounds of its C++ PrioritizedReplayBuffer.
 
-    taskset -c 0 python benchmarks/replay.py --repeat 3 --draw benchmarks/results/replay.png
+    taskset -c 0 python benchmarks/replay.py --repeat 3
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -114,32 +112,12 @@ def pairs_of(items: int, batch: int, seconds: float, repeat: int) -> dict[str, l
     return found
 
 
-def draw(us: Mapping[str, Sequence[float]], sizes: Sequence[int], batch: int, out: Path) -> None:
-    """Microseconds per round against the size; a straight line is logarithmic growth."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for name, times in us.items():
-        axes.plot(sizes, times, "o-", label=name)
-    axes.set(xscale="log", xlabel="transitions in the replay", ylabel="us per round")
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"Draw {batch} by priority, gather them, update {batch}", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(out, dpi=150)
-    plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--repeat", type=int, default=1, help="measurements, of which the median")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="a figure of it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -156,8 +134,6 @@ def main() -> None:
     print(describe("numpy", "torch", "cpprb"))
     header = ["transitions", *(f"{name}, rounds per s" for name in us), *["ratio"][: len(us) - 1]]
     print(table(header, rows))
-    if args.draw is not None:
-        draw(us, args.sizes, args.batch, args.draw)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kill random workers of runs, one every 10 s on average, and see whether the runs go on.
 
     python benchmarks/soak.py run [--topologies NAME ...] [--seconds 3600] [--seeds 1]
-    python benchmarks/soak.py report            # benchmarks/results/soak.md and soak.png
+    python benchmarks/soak.py report            # benchmarks/results/soak.md
 
 `run` starts a training by the command line, in a process of its own, and sends signals to its
 workers until it ends: the gaps are exponential; four of five are SIGKILL, one of five is SIGSTOP,

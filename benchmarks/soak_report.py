@@ -1,9 +1,9 @@
-"""The table and the plot of soak.py."""
+"""The tables of soak.py."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,21 @@ AGAIN_COLUMNS = [
     *("topology", "signal", "faults", "alone", "median", "max"),
     *("all", "median", "max", "<= 5 s", "struck again", "run ended"),
 ]
-ROLE_COLUMNS = [
-    *("topology", "role", "signal", "alone", "median", "max", "all", "median", "max"),
-]
+ROLE_COLUMNS = ["topology", "role", "signal", "alone", "median", "max", "all", "median", "max"]
 FLAT_COLUMNS = [
     *("topology", "driver MiB", "descriptors", "threads"),
     *("run MiB", "descriptors", "threads", "/dev/shm names"),
 ]
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
-
-
 BY_HAND = "## What was found"
 """Heading of the last section of soak.md, which is written by hand and kept."""
 
 
 def report(runs: Sequence[Row], results: Path) -> None:
-    """Write soak.md and soak.png into ``results``."""
+    """Write soak.md into ``results``."""
     file = results / "soak.md"
     before = file.read_text() if file.exists() else ""
     by_hand = before[before.index(BY_HAND) :] if BY_HAND in before else ""
     file.write_text("\n\n".join(filter(None, [*sections(runs), by_hand.strip()])) + "\n")
-    draw(runs, results / "soak.png")
     print(file.read_text())
 
 
@@ -68,7 +62,6 @@ def sections(runs: Sequence[Row]) -> list[str]:
         table(ROLE_COLUMNS, roles),
         "## Memory, descriptors, threads\n\n" + FLAT,
         table(FLAT_COLUMNS, flat),
-        "![](soak.png)",
         "Flags of each topology:\n\n" + "\n".join(dict.fromkeys(notes)),
     ]
 
@@ -220,76 +213,3 @@ def flat_cells(run: Row) -> list[str]:
     driver = [change("driver_rss", MIB), change("driver_fds"), change("driver_threads")]
     whole = [change("pss", MIB), change("fds"), change("threads"), change("shm")]
     return [run["topology"], *driver, *whole]
-
-
-def draw(runs: Sequence[Row], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    disturbed = [run for run in runs if run["disturbed"]]
-    names = list(dict.fromkeys(run["topology"] for run in disturbed))
-    colours = dict(zip(names, COLOURS, strict=False))
-    figure = pyplot.figure(figsize=(17, 15), layout="constrained")
-    grid = figure.add_gridspec(3, 3)
-    _draw_recoveries(figure.add_subplot(grid[0, :]), disturbed, colours)
-    panels = {
-        "run: PSS, MiB": ("pss", MIB),
-        "run: descriptors": ("fds", 1),
-        "run: threads": ("threads", 1),
-        "driver: RSS, MiB": ("driver_rss", MIB),
-        "driver: descriptors": ("driver_fds", 1),
-    }
-    for index, (title, (name, unit)) in enumerate(panels.items()):
-        axis = figure.add_subplot(grid[1 + index // 3, index % 3])
-        for run in disturbed:
-            points = [(s["at"] / 60, s[name] / unit) for s in samples_of(run)]
-            _line(axis, points, color=colours[run["topology"]], label=run["topology"])
-        _finish(axis, title)
-    axis = figure.add_subplot(grid[2, 2])
-    for run in runs:
-        style = {"lw": 1.6} if run["disturbed"] else {"lw": 0.7, "ls": "--", "alpha": 0.7}
-        if run["topology"] in colours:
-            points = [(at / 60, value) for at, _, value in run["curve"]]
-            _line(axis, points, color=colours[run["topology"]], **style)
-    _finish(axis, "score (dashed: undisturbed)")
-    figure.savefig(file, dpi=70)
-    pyplot.close(figure)
-
-
-def _draw_recoveries(axis: Any, runs: Sequence[Row], colours: dict[str, str]) -> None:
-    """One column per topology, role and signal; a dot per fault, filled if it struck alone."""
-    labels: list[str] = []
-    for run in runs:
-        alone = {id(fault) for fault in struck_alone(run["faults"])}
-        seen = [f for f in run["faults"] if f["again_s"] is not None]
-        for role, number in sorted({(f["role"], f["signal"]) for f in seen}):
-            own = [f for f in seen if (f["role"], f["signal"]) == (role, number)]
-            for place, fault in enumerate(own):
-                x = len(labels) + 0.5 * (place / max(1, len(own) - 1) - 0.5)
-                face = colours[run["topology"]] if id(fault) in alone else "none"
-                style = {"ms": 5, "mec": colours[run["topology"]], "mfc": face}
-                axis.plot(x, fault["again_s"], "o" if number == "SIGKILL" else "s", **style)
-            labels.append(f"{run['topology']}\n{role} {number[3:]}")
-    axis.axhline(WITHIN_S, color="k", lw=0.8, ls=":")
-    axis.set_yscale("log")
-    axis.set_ylabel("s until the run goes on")
-    axis.set_xticks(range(len(labels)), labels, fontsize=7, rotation=60)
-    axis.set_title("filled: struck alone; open: while another fault was open; dotted: 5 s")
-    axis.grid(alpha=0.3, axis="y")
-
-
-def _line(axis: Any, points: Iterable[tuple[float, float]], **style: Any) -> None:
-    points = list(points)
-    if points:
-        axis.plot(*zip(*points, strict=True), **style)
-
-
-def _finish(axis: Any, title: str) -> None:
-    axis.set_title(title)
-    axis.set_xlabel("minutes")
-    axis.set_ylim(0.0, 1.05 * axis.dataLim.y1)
-    axis.grid(alpha=0.3)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8)

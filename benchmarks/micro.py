@@ -1,0 +1,156 @@
+"""The cost of computing an action, and of learning from an env step, each beside its floor.
+
+    PYTHONPATH=. taskset -c 0 python benchmarks/micro.py act --precision fp32 bf16
+    PYTHONPATH=. taskset -c 0 python benchmarks/micro.py learn --precision fp32 bf16 --seconds 3
+
+``act``: an actor's whole call, which reads observations out of a slot, looks for newer weights,
+runs the network, samples, and writes actions, log-probabilities and values back; beside it the same
+call with every operation in torch. The floor is the network's forward pass alone, on an array that
+is there already: in torch, and in numpy (`models.mlp_pass`), if the network has that pass. Per env
+step, over the rows that go through it together. The ways take turns, and each figure is the lowest
+of several rounds.
+
+``learn``: a learner's whole update, which turns a batch into experience, computes V-trace or GAE,
+the loss and all its metrics, clips, steps the optimiser and updates the normalisers. The floor is
+one forward and one backward pass of the same network over as many observations. Then what it costs
+to publish the weights, and to take them up. Batches as --async-rl makes them, one epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from cases import CASES, chosen, filled_slots, prepared, seconds_of
+from machine import describe, table
+
+from sampleforge.algorithms.acting import Acting, ActingPlace
+from sampleforge.algorithms.precision import autocast
+from sampleforge.algorithms.sampling import Stochastic, actor_critic_columns, sampling
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.mlp_pass import MlpPass, has_pass
+from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.runtime.threads import limit_threads
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.topologies.builders import ResumePoint, initial_weights, make_learner
+from sampleforge.workers.inference import LocalInference
+from tests.support.pairings import network_maker, plan_of
+
+ROWS = (1, 8, 32, 64, 128, 512)
+ROUNDS = 5
+Precision = Literal["fp32", "bf16"]
+WAYS = ("call", "call in torch", "network in torch", "network in numpy")
+
+
+def in_torch(network: ActorCritic, weights: SharedWeights, place: ActingPlace) -> Acting:
+    """Return what acts with every operation in torch."""
+    return Acting(network, weights, place, Stochastic(place.generator), actor_critic_columns)
+
+
+def asking(make: Callable[[], Acting], slots: TrajectorySlots) -> Callable[[], None]:
+    """Return the call with which an actor asks for actions."""
+    inference = LocalInference(make, slots, 1, 0)
+    inference.start()
+    return partial(inference.ask, 0, 0, 0)
+
+
+def acting(case: str, rows: int, precision: Precision, device: str, seconds: float) -> list[str]:
+    """Return microseconds per env step of each of `WAYS`."""
+    config, spec = prepared(case)
+    slots, where = filled_slots(config, spec, rows, 1), torch.device(device)
+    new_model = network_maker(config, spec, 0)
+    weights = initial_weights(new_model, ResumePoint(0))
+    model = new_model().to(where).eval()
+    obs = {name: torch.from_numpy(leaf[0, 0]).to(where) for name, leaf in slots.obs.items()}
+    state = torch.zeros((rows, slots.shape.state_size), device=where)
+    first = torch.zeros(rows, dtype=torch.bool, device=where)
+
+    @torch.inference_mode()
+    def forward() -> None:
+        with autocast(where, precision):
+            model.step(obs, state, first)
+
+    ways: dict[str, Callable[[], object]] = {"network in torch": forward}
+    if where.type == "cpu":  # policy workers have a call of their own for a GPU
+        for name, new_acting in {"call": sampling, "call in torch": in_torch}.items():
+            place = ActingPlace(torch.Generator().manual_seed(0), precision=precision)
+            ways[name] = asking(partial(new_acting, new_model(), weights, place), slots)
+        if has_pass(model) and precision == "fp32":
+            arrays = {name: leaf[0, 0] for name, leaf in slots.obs.items()}
+            ways["network in numpy"] = partial(MlpPass(model), arrays)
+    lowest = dict.fromkeys(ways, float("inf"))
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            lowest[name] = min(lowest[name], seconds_of(way, seconds / ROUNDS, where) / rows)
+    shown = [f"{lowest[name] * 1e6:,.2f}" if name in lowest else "" for name in WAYS]
+    return [case, precision, str(rows), *shown]
+
+
+def learning(case: str, precision: Precision, device: str, seconds: float) -> list[str]:
+    """Return microseconds per env step of the update and of the network's passes, and microseconds
+    of one publication."""
+    config, spec = prepared(case)
+    plan = plan_of(replace(config, precision=precision), spec, device)
+    slots, where = filled_slots(config, spec, plan.rows, plan.slots_per_batch), torch.device(device)
+    builder = BatchBuilder(slots, plan.slots_per_batch, where)
+    for slot in range(plan.slots_per_batch):
+        builder.add(slot)
+    batch, start = builder.take(), ResumePoint(0)
+    new_model = network_maker(config, spec, 0)
+    learner = make_learner(new_model, plan, start)
+
+    def learn() -> None:
+        batch.version.fill_(learner.version)  # else all steps become stale
+        learner.update(batch, 0.0)
+
+    model = new_model().to(where)
+    obs = {name: leaf[:-1].clone() for name, leaf in batch.obs.items()}
+
+    def passes() -> None:
+        model.zero_grad(set_to_none=True)
+        with autocast(where, precision):
+            output = model(obs, batch.state, batch.is_first[:-1])
+            scalar = output.values.sum() + output.parameters.sum()
+        scalar.backward()
+
+    weights = initial_weights(new_model, start)
+    state, into = learner.model.state_dict(), new_model().state_dict()
+    figures = [seconds_of(work, seconds, where) for work in (learn, passes)]
+    update, floor = (figure / plan.batch_size * 1e6 for figure in figures)
+    moved = seconds_of(lambda: weights.publish(state, 0), seconds / 5, where)
+    moved += seconds_of(lambda: weights.read(into), seconds / 5, where)
+    shown = [f"{update:,.2f}", f"{floor:,.2f}", f"{floor / update:.0%}", f"{moved * 1e6:,.0f}"]
+    return [case, precision, f"{plan.batch_size:,}", *shown]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["act", "learn"])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all")
+    parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32"])
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="that act together")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per figure, after a warm-up")
+    args = parser.parse_args()
+    limit_threads(1)  # as in a worker: torch and BLAS
+    print(describe("torch"), end="\n\n")
+    pairs = [(case, p) for case in chosen(parser, args.cases) for p in args.precision]
+    given = (args.device, args.seconds)
+    if args.what == "act":
+        header = ["rows", *WAYS]
+        found = [acting(case, rows, p, *given) for case, p in pairs for rows in args.rows]
+    else:
+        header = ["batch", "update", "passes", "share", "weights, us"]
+        found = [learning(case, p, *given) for case, p in pairs]
+    print(table(["us per env step", "precision", *header], found))
+
+
+if __name__ == "__main__":
+    main()
