@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
 from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.config import ConfigError
+from sampleforge.env.closing import CLOSE_S, close_in_time
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.env_code import as_error
 from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.starting import told_of_rows
@@ -64,13 +65,14 @@ class Observers:
     """What looks on while episodes are played. ``display`` shows the progress; ``alive`` is called
     after the start of each row and before each step; ``recorder`` writes the episodes into a
     dataset; with a ``camera`` they are played one after the other in a row that it films.
-    ``clock``: returns seconds."""
+    ``clock``: returns seconds. ``close_s``: seconds that the environments may take to close."""
 
     display: Display = dataclasses.field(default_factory=_Silent)
     alive: Callable[[], None] = lambda: None
     recorder: PlayRecorder | None = None
     camera: Camera | None = None
     clock: Callable[[], float] = monotonic
+    close_s: float = CLOSE_S
 
 
 NO_OBSERVERS = Observers()
@@ -117,7 +119,9 @@ def evaluate(
         observers.alive()
         resources.enter_context(told_of_rows(observers.alive))
         envs = _rows(env, episodes or EPISODES, seed, contestant, observers)
-        resources.callback(_close, envs, observers)
+        warn = partial(observers.display.message, level="warning")
+        resources.callback(close_in_time, envs, warn, observers.close_s)
+        resources.callback(observers.alive)
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
         contestant.meet(envs, group)
@@ -216,17 +220,6 @@ def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> No
             f"(then -> now):\n  {before}\n  -> {now}\nuse the version of the environment that the "
             "run was trained in"
         )
-
-
-def _close(envs: EnvVector, observers: Observers) -> None:
-    """Close the rows. An error is only a warning: the episodes have been played, or another error
-    is why not."""
-    observers.alive()
-    try:
-        envs.close()
-    except BaseException as error:
-        text = f"closing the environments failed: {as_error(error)!r}"
-        observers.display.message(text, "warning")
 
 
 def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import setproctitle
 
+from sampleforge.env.closing import CLOSE_S, in_time
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.peers.group import RankLost
 from sampleforge.peers.progress_board import StoreBoard
@@ -125,7 +126,7 @@ class InProcessRunner:
     def close(self) -> None:
         if self._worker.ended:
             self._rendezvous.wait_for_shutdown_barrier()
-        close(self._worker)
+        close(self._worker, in_time(CLOSE_S))
         for resource in (each for group in self._graph.groups for each in group.resources):
             if isinstance(resource, StoreBoard):
                 resource.close()

@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+from sampleforge.env.closing import CLOSE_S, in_time
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.events import Event, Kind, send_through_in_thread
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import close
-
-CLOSE_S = 10.0
-"""Seconds that an environment may take to close."""
-
-
-@contextmanager
-def in_time(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the body whenever it has taken so many ``seconds`` more, also in a call
-    that waits. The body stays in the caller's thread, since an environment may have to be closed by
-    the thread that has made it (windows, database connections). A signal does this, which Python
-    handles in the main thread alone: in another one there is no limit. An alarm that is set already
-    rings afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(*_: object) -> None:
-        raise TimeoutError(
-            f"it has not closed its environments within {seconds:g} s: their close() hangs. What "
-            "they hold is released when the program ends; processes that they have started may "
-            "have to be ended by hand"
-        )
-
-    began, handler = monotonic(), signal.signal(signal.SIGALRM, late)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - began), 1e-3), interval)
 
 
 class SerialRunner:

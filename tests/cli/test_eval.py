@@ -6,6 +6,8 @@ import dataclasses
 import io
 import itertools
 import json
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,17 @@ def test_an_evaluation_uses_one_thread_and_restores_the_number(trained: Path) ->
     assert len(seen) > 10 and set(seen[5:-1]) == {1}, "of both rows' starts, and of all steps"
 
 
+def closing_by(close: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the environments of evaluations close by ``close``."""
+
+    def made(*args: Any) -> EnvVector:
+        envs = evaluation_envs(*args)
+        monkeypatch.setattr(envs, "close", close)
+        return envs
+
+    monkeypatch.setattr("sampleforge.evaluation.evaluation_envs", made)
+
+
 @pytest.mark.parametrize(
     "raised", [RuntimeError("deliberate: close raises"), SystemExit("deliberate: close raises")]
 )
@@ -235,17 +248,24 @@ def test_episodes_count_though_closing_the_environments_fails(
     def close() -> None:
         raise raised
 
-    def made(*args: Any) -> EnvVector:
-        envs = evaluation_envs(*args)
-        monkeypatch.setattr(envs, "close", close)
-        return envs
-
-    monkeypatch.setattr("sampleforge.evaluation.evaluation_envs", made)
+    closing_by(close, monkeypatch)
     said = Said()
     assert evaluate(trained, episodes=2, observers=Observers(said))["episodes"] == 2
     ((level, text),) = said.messages
     assert level == "warning" and text.startswith("closing the environments failed: ")
     assert repr(raised)[:-1] in text
+
+
+def test_episodes_count_though_the_environments_do_not_close(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing_by(threading.Event().wait, monkeypatch)  # type: ignore[arg-type]
+    said = Said()
+    found = evaluate(trained, episodes=2, observers=Observers(said, close_s=0.1))
+    assert found["episodes"] == 2
+    ((level, text),) = said.messages
+    assert level == "warning" and text.startswith("closing the environments failed: ")
+    assert "have not closed within 0.1 s: their close() hangs" in text
 
 
 def test_a_registered_encoder_is_stored_as_what_other_processes_can_import(

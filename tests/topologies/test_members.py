@@ -4,6 +4,7 @@ have alone; after a replacement experience of the old weights is told from that 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -98,7 +99,7 @@ class Replaced:
         self.first_envs: set[int] = set()
         self.later_envs: set[int] = set()
         self.steps = {self.OLD: 0, self.NEW: 0}
-        self.dropped = self.rollouts = 0
+        self.dropped = 0
         for mark, group in enumerate(graph.groups, 1):
             group.weights.publish(marked(chosen, mark), self.OLD)
 
@@ -119,7 +120,6 @@ class Replaced:
                 exchange.give_back(slot)
 
     def _rollout(self, slots: TrajectorySlots, slot: int) -> None:
-        self.rollouts += 1
         value, version = slots.extras["value"][slot], slots.version[slot]
         assert ((value == 1.0) == (version == self.OLD)).all()
         assert ((value == 7.0) == (version == self.NEW)).all(), "as by the ordinary staleness rule"
@@ -143,12 +143,10 @@ def without_learners(graph: Graph) -> Graph:
     return dataclasses.replace(graph, nodes=nodes)
 
 
-def run_until(runner: Runner, replaced: Replaced, rollouts: int, envs: set[int]) -> None:
-    """Take so many rollouts, and more until all environments have been seen in ``envs``: one actor
-    may have begun long before another."""
+def run_until(runner: Runner, replaced: Replaced, state: Callable[[], bool]) -> None:
+    """Take rollouts until ``state()``: how many that needs depends on when each actor begins."""
     deadline = monotonic() + 60.0
-    goal = replaced.rollouts + rollouts
-    while replaced.rollouts < goal or len(envs) < 12:
+    while not state():
         runner.poll(0.01)
         replaced.take()
         replaced.graph.episodes.take()
@@ -156,17 +154,18 @@ def run_until(runner: Runner, replaced: Replaced, rollouts: int, envs: set[int])
 
 
 def check_replacement(runner: Runner, replaced: Replaced) -> None:
-    run_until(runner, replaced, 40, replaced.first_envs)
-    member = replaced.graph.groups[0].member
-    assert member is not None and member.board.has_restarted
+    member, steps = replaced.graph.groups[0].member, replaced.steps
+    assert member is not None
+    board, first, later = member.board, replaced.first_envs, replaced.later_envs
+    run_until(runner, replaced, lambda: steps[Replaced.OLD] > 200 and len(first) == 12)
+    assert board.has_restarted
     replaced.replace()
     if isinstance(runner, SerialRunner):  # actors that are processes may be as fast as this one
-        assert not member.board.has_restarted
-    run_until(runner, replaced, 60, replaced.later_envs)
-    assert member.board.has_restarted
-    assert len(replaced.first_envs) == len(replaced.later_envs) == 12
-    assert min(replaced.steps.values()) > 200 and replaced.dropped > 0
-    assert member.board.sampled >= sum(replaced.steps.values())
+        assert not board.has_restarted
+    run_until(runner, replaced, lambda: steps[Replaced.NEW] > 200 and len(later) == 12)
+    run_until(runner, replaced, lambda: board.has_restarted and replaced.dropped > 0)
+    assert len(first) == len(later) == 12
+    assert board.sampled >= sum(steps.values())
 
 
 @pytest.mark.parametrize("inference", ["inline", "worker"])

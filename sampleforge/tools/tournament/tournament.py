@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from sampleforge.algorithms.frozen_policy import FrozenPolicy
 from sampleforge.config import ConfigError, typed
+from sampleforge.env.closing import close_in_time
 from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.seeding import row_seeds
@@ -167,8 +169,10 @@ def play_tournament(
         with ExitStack() as resources, told_of_rows(alive):
             specs = {player.name: player.spec for player in players}
             total = episodes * len(players) * (len(players) - 1) // 2
-            envs = tournament_envs(configs[0], specs, total, seed)
-            resources.callback(envs.close)
+            envs = tournament_envs(configs[0], total, seed)
+            resources.callback(close_in_time, envs, partial(display.message, level="warning"))
+            resources.callback(alive)
+            _check_players(configs[0].env, envs, specs)
             resources.callback(limit_threads(1))
             games = GamePlayer(
                 envs,
@@ -197,31 +201,27 @@ def _check_env(first: RunFolder, expected: AnyConfig, folder: RunFolder, config:
             )
 
 
-def tournament_envs(
-    config: AnyConfig, players: Mapping[str, EnvSpec], games: int, seed: int
-) -> EnvVector:
-    """Return the rows on which so many games are played. ``players``: by name, the spec with which
-    each was trained. Raises ConfigError if the environment has one agent, or agents with different
-    spaces, or if a player was trained with other spaces."""
+def tournament_envs(config: AnyConfig, games: int, seed: int) -> EnvVector:
+    """Return the rows on which so many games are played."""
     rows = min(MAX_ROWS, games)
-    envs = make_vector(for_evaluation(config), rows, row_seeds(seed, 0, 0, rows))
-    problem = None
-    if len(envs.seats) < 2:
-        problem = f"{config.env} has one agent, so there are no games in it; see `sampleforge eval`"
-    elif envs.spec.other_groups:
-        problem = (
-            f"the agents of {config.env} have different observations or actions, so a policy "
-            "cannot change sides, and games from one side alone compare the sides more than the "
-            "policies; compare the returns of each policy: sampleforge eval RUN --policy policy_0"
-        )
+    return make_vector(for_evaluation(config), rows, row_seeds(seed, 0, 0, rows))
+
+
+def _check_players(env: str, envs: EnvVector, players: Mapping[str, EnvSpec]) -> None:
+    """Raise ConfigError if the environment ``env``, of which ``envs`` are rows, has one agent, or
+    agents with different spaces, or if a player was trained with other spaces. ``players``: by
+    name, the spec with which each was trained."""
     present = envs.spec
+    if len(envs.seats) < 2:
+        raise ConfigError(
+            f"{env} has one agent, so there are no games in it; see `sampleforge eval`"
+        )
+    if present.other_groups:
+        raise ConfigError(
+            f"the agents of {env} have different observations or actions, so a policy cannot "
+            "change sides, and games from one side alone compare the sides more than the policies; "
+            "compare the returns of each policy: sampleforge eval RUN --policy policy_0"
+        )
     for name, own in players.items():
-        if problem is None and (own.observations, own.actions) != (
-            present.observations,
-            present.actions,
-        ):
-            problem = f"{config.env} has other spaces now than when {name} was trained"
-    if problem is not None:
-        envs.close()
-        raise ConfigError(problem)
-    return envs
+        if (own.observations, own.actions) != (present.observations, present.actions):
+            raise ConfigError(f"{env} has other spaces now than when {name} was trained")
