@@ -40,7 +40,7 @@ from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.policy_mapping import PolicyMapping
-from sampleforge.workers.ready import ReadyActor
+from sampleforge.workers.stepping import IndependentStepping
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 
@@ -210,7 +210,7 @@ def add_actors(
         if plan.variable:
             envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
         make_actor = partial(
-            ReadyActor if plan.variable else ActorWorker,
+            ActorWorker,
             index,
             envs,
             [
@@ -224,6 +224,7 @@ def add_actors(
             wakeup,
             graph.progress,
             mapping=mapping,
+            stepping=IndependentStepping() if plan.variable else None,
             callbacks=graph.hooks.of_worker(index),
         )
         graph.add(

@@ -24,6 +24,7 @@ from sampleforge.workers.policy_mapping import PolicyMapping, only_policy
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW
 from sampleforge.workers.rollout_view import rollout_hooks
 from sampleforge.workers.split import Split
+from sampleforge.workers.stepping import Stepping
 from sampleforge.workers.stream import REWARD, PolicyPort, Stream, lease
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
@@ -37,14 +38,10 @@ def looks_at_bounds(rollouts: int) -> bool:
     return rollouts & (rollouts - 1) == 0 or rollouts % 1024 == 0
 
 
-def never(t: int) -> bool:
-    """Return False: rollouts do not end before their slot is full."""
-    return False
-
-
 class ActorWorker(EventDriven):
     """Advances each of its splits as soon as the split's actions, or the results of its environment
-    step, are there.
+    step, are there. ``stepping`` says which splits may begin a rollout and step, and when a rollout
+    ends (None: they step in turn, and rollouts end when their slots are full).
 
     If the simulator steps in the calling thread, the other splits' inference runs meanwhile in a
     policy worker; if it steps in threads of its own (``spec.asynchronous``), the other splits'
@@ -66,8 +63,8 @@ class ActorWorker(EventDriven):
         progress: Progress,
         counter_row: int,
         mapping: PolicyMapping = only_policy,
-        ends_early: Callable[[int], bool] = never,
         *,
+        stepping: Stepping | None = None,
         callbacks: WorkerCallbacks | None = None,
     ) -> None:
         self.name = f"actor {index}"
@@ -79,7 +76,7 @@ class ActorWorker(EventDriven):
         self._progress = progress
         self._counter_row = counter_row
         self._mapping = mapping
-        self._ends_early = ends_early
+        self._stepping = stepping or Stepping()
         self._callbacks = callbacks
         self._splits: list[Split] = []
         self._told_of_bounds = False
@@ -102,6 +99,7 @@ class ActorWorker(EventDriven):
             with told_of_rows(self._row_started):
                 env = make()
             self._splits.append(Split(self._index, index, env, rollouts))
+        self._stepping.start(self._splits)
         self._tell_of_rollout = rollout_hooks(self._callbacks)
         if self._callbacks is not None:
             for split in self._splits:
@@ -125,17 +123,6 @@ class ActorWorker(EventDriven):
 
     def _beat(self) -> None:
         self._count["heartbeat"][0] = self.alive_at()
-
-    def step(self) -> bool:
-        """Advance every split as far as is possible without waiting."""
-        started = perf_counter()
-        self._beat()
-        if self._progress.clock.settled:
-            return False  # nothing is learned any more
-        self._ending = self._ends_early is not never and self._is_ending()
-        moved = any([self._advance(split) for split in self._splits])
-        self._count["step_s"][0] += perf_counter() - started
-        return moved
 
     def handle(self, kind: str, payload: Any) -> Any:
         """``end_recording``: send what the rollouts in progress have so far to the recorder, and no
@@ -162,30 +149,41 @@ class ActorWorker(EventDriven):
         return all(split.stream.slot is None for split in self._splits)
 
     def alive_at(self) -> float:
-        """Return the time (of ``monotonic``) at which this actor was last known to be alive: now,
-        for an actor that waits for its environments."""
-        return monotonic()
+        """Return the time (of ``monotonic``) at which this actor was last known to be alive: when
+        the oldest step in progress began, or now if none has to be waited for."""
+        at = monotonic()
+        for split in self._splits:
+            if split.stepping and not split.env.ready:
+                at = min(at, split.sent_at)
+        return at
 
-    def _is_ending(self) -> bool:
-        """Return whether all rollouts end now, with any step in progress. This is decided before
-        each round of steps, so that all rollouts have the same number of steps."""
-        steps = [split.stream.t for split in self._splits if split.stream.slot is not None]
-        return bool(steps) and self._ends_early(min(steps))
+    def step(self) -> bool:
+        """Advance every split as far as is possible without waiting."""
+        started = perf_counter()
+        self._beat()
+        if self._progress.clock.settled:
+            return False  # nothing is learned any more
+        if self._stepping.together:
+            self._answer()
+        self._stepping.decide()
+        moved = any([self._advance(split) for split in self._splits])
+        self._count["step_s"][0] += perf_counter() - started
+        return moved
 
     def _advance(self, split: Split) -> bool:
-        moved = False
-        if split.stepping and split.env.spec.asynchronous:
+        moved, stepping = False, self._stepping
+        if split.stepping and stepping.may_collect(split):
             moved = self._collect(split)
         if split.valuing and split.is_answered():
             moved = self._next(split)
         if split.stream.slot is None:
-            moved = self._begin(split)
-        waits = split.stream.slot is not None and not (split.stepping or split.valuing)
-        if waits and split.is_answered():
-            if self._ending and split.stream.t:
-                for stream in split.learning:
-                    stream.end_early()
-                return self._next_rollout(split)
+            moved = self._begin(split) or moved
+        if split.stream.slot is None or split.valuing or not split.is_answered():
+            return moved
+        if stepping.ends(split):
+            split.end_early()
+            return self._next_rollout(split)
+        if not split.stepping:
             moved = self._act(split)
             if not split.env.spec.asynchronous:
                 self._collect(split)
@@ -194,7 +192,7 @@ class ActorWorker(EventDriven):
     def _begin(self, split: Split) -> bool:
         """Begin a rollout, if the run goes on and the policy group that is picked for each seat has
         a free slot: all seats begin, or none."""
-        if self._progress.done or not self._is_next(split):
+        if self._progress.done or not self._stepping.may_begin(split):
             return False
         picked = [self._ports[self._mapping(seat.id, seat.rollouts)] for seat in split.seats]
         trained = [port for port in picked if isinstance(port, PolicyPort)]
@@ -204,23 +202,40 @@ class ActorWorker(EventDriven):
         if slots is None:
             return False
         split.begin(picked, slots, self._progress.env_steps)
+        self._stepping.begun(split)
         self._ask(split)
         return True
 
-    def _is_next(self, split: Split) -> bool:
-        """Return whether no other split without a slot has begun fewer rollouts. Otherwise the
-        first split would take all slots when they come one at a time."""
-        begun = split.stream.rollouts
-        streams = (other.stream for other in self._splits)
-        return all(other.slot is not None or other.rollouts >= begun for other in streams)
+    def _next(self, split: Split) -> bool:
+        """Go on to t + 1, or, at the end of the rollout, to the next rollout."""
+        for stream in split.learning:
+            stream.valuing = False
+            stream.t += 1
+        if split.stream.t < split.stream.slots.shape.rollout:
+            self._ask(split)
+            return True
+        return self._next_rollout(split)
+
+    def _next_rollout(self, split: Split) -> bool:
+        """Hand the complete rollouts over, and begin others."""
+        self._stepping.ended(split)
+        self._hand_over(split)
+        self._begin(split)
+        return True
 
     def _ask(self, split: Split) -> None:
         started = perf_counter()
         for stream in split.streams:
             stream.ask()
+        self._count["infer_s"][0] += perf_counter() - started
         if len(split.streams) > 1:
-            for port in self._ports:
-                port.inference.answer()
+            self._answer()
+
+    def _answer(self) -> None:
+        """Compute the actions that are requested together."""
+        started = perf_counter()
+        for port in self._ports:
+            port.inference.answer()
         self._count["infer_s"][0] += perf_counter() - started
 
     def _act(self, split: Split) -> bool:
@@ -228,7 +243,7 @@ class ActorWorker(EventDriven):
         started = perf_counter()
         for stream in split.streams:
             stream.env.send(stream.actions())
-        split.stepping = True
+        split.stepping, split.sent_at = True, monotonic()
         self._count["env_s"][0] += perf_counter() - started
         return True
 
@@ -238,6 +253,7 @@ class ActorWorker(EventDriven):
         outs = [stream.step_out() for stream in split.streams]
         ended = [self._recv(split, s, out) for s, out in zip(split.streams, outs, strict=True)]
         split.stepping = False
+        self._stepping.stepped(split)
         self._count["env_s"][0] += perf_counter() - started
         self._count["split_steps"][0] += 1
         self._count_rebuilt(split)
@@ -283,22 +299,6 @@ class ActorWorker(EventDriven):
         ``why`` the first time."""
         self._progress.counters.note(self._counter_row, f"{self.name}, split {split.index}, {why}")
         self._count["nonfinite_steps"] += steps
-
-    def _next(self, split: Split) -> bool:
-        """Go on to t + 1, or, at the end of the rollout, to the next rollout."""
-        for stream in split.learning:
-            stream.valuing = False
-            stream.t += 1
-        if split.stream.t < split.stream.slots.shape.rollout:
-            self._ask(split)
-            return True
-        return self._next_rollout(split)
-
-    def _next_rollout(self, split: Split) -> bool:
-        """Hand the complete rollouts over, and begin others."""
-        self._hand_over(split)
-        self._begin(split)
-        return True
 
     def _hand_over(self, split: Split) -> None:
         for stream in split.learning:

@@ -21,7 +21,8 @@ class Split:
     ``seats``: a stream per seat; a single-agent environment has one. ``streams``: what acts in each
     seat during the current rollout, which is a `FrozenStream` while a frozen policy plays the seat.
     ``learning``: those that fill slots, in step with each other; ``stream`` is the first of them.
-    ``stepping``: whether its environments are taking a step. ``rebuilt``: the number of rebuilt
+    ``stepping``: whether its environments are taking a step, which began at ``sent_at`` (of
+    ``monotonic``). ``rebuilt``: the number of rebuilt
     environments that the counters already include.
     """
 
@@ -43,6 +44,7 @@ class Split:
         self.learning = self.seats
         self.stream = self.seats[0]
         self.stepping = False
+        self.sent_at = 0.0
         self.rebuilt = 0
         self._frozen: dict[tuple[int, int], FrozenStream] = {}
 
@@ -81,6 +83,18 @@ class Split:
     def is_answered(self) -> bool:
         """Return whether the actions of all seats are there."""
         return all([stream.is_answered() for stream in self.streams])
+
+    def end_early(self) -> None:
+        """End the rollout of every seat with its last complete step, after which the policy's
+        output is in the slot.
+
+        A step that is in progress goes on. It counts in the next rollout, as the first step, with
+        the action, the log-probability and the policy version of its beginning, and the importance
+        ratio weights it under the newer policy."""
+        for stream in self.learning:
+            if self.stepping:
+                stream.keep_decision()
+            stream.end_early()
 
     def records(
         self, outs: Sequence[StepOut], ended: Sequence[Sequence[Episode]]

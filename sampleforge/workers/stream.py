@@ -25,6 +25,8 @@ from sampleforge.workers.policy_outputs import drop_rows, outputs_not_finite
 
 Array = npt.NDArray[Any]
 
+OF_OBSERVATIONS = ("value", "value_std")
+"""Outputs of a policy that do not depend on the action."""
 REWARD = "a reward"
 """Key of the first far reward among the first far values, where observations have their leaf."""
 
@@ -97,6 +99,7 @@ class Stream:
         }
         self.carry_first = np.ones(env.num_rows, np.bool_)
         self.overlap: Overlap | None = None
+        self._decision: dict[str, Array] | None = None
         self.shortened: Array | None = None
         self.far_values = 0
         self.first_far: dict[str, str] = {}
@@ -176,8 +179,13 @@ class Stream:
         self.inference.ask(self.index, self.slot, self.t)
 
     def is_answered(self) -> bool:
-        """Return whether the answer to the last request is in the slot."""
-        return self.inference.is_answered(self.index)
+        """Return whether the answer to the last request is in the slot. A step that goes on since
+        the rollout before has its own action there then."""
+        if not self.inference.is_answered(self.index):
+            return False
+        if self._decision is not None:
+            self._write_decision(self._decision)
+        return True
 
     def actions(self) -> dict[str, Array]:
         """Return the actions at (slot, t)."""
@@ -357,3 +365,19 @@ class Stream:
         assert self.slot is not None
         self.inference.state[self.index] = self.before
         end_rollout(self.slots, self.slot, self.t)
+
+    def keep_decision(self) -> None:
+        """Keep the action at (slot, t), which was taken but has not led to anything yet, for the
+        first step of the next rollout: with its version and the policy's other outputs for it. What
+        the policy says of the observation alone is computed again."""
+        slots = self.slots
+        outputs = set(slots.extras).difference(slots.shape.finished, OF_OBSERVATIONS)
+        names = [*(f"action/{name}" for name in slots.actions), *outputs, "version"]
+        self._decision = {name: np.array(slots.arrays[name][self.slot, self.t]) for name in names}
+
+    def _write_decision(self, decision: dict[str, Array]) -> None:
+        """Write the action of a step that goes on since the rollout before into the slot."""
+        assert self.slot is not None and self.t == 0
+        for name, column in decision.items():
+            self.slots.arrays[name][self.slot, 0] = column
+        self._decision = None

@@ -48,7 +48,7 @@ def short_rollouts(chosen: AppoConfig, count: int, *, alone: bool = False) -> li
     graph, _ = build(chosen)
     actor = graph.nodes[0].worker
     assert isinstance(actor, ActorWorker)
-    actor._ends_early = Endings()
+    actor._stepping._ends_early = Endings()
     actor.start()
     exchange = graph.groups[0].exchange
     assert isinstance(exchange, SlotExchange)
@@ -208,7 +208,7 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
     graph, _ = build(config(core, learning_rate=1e-2))
     actor = graph.nodes[0].worker
     assert isinstance(actor, ActorWorker)
-    actor._ends_early = endings = Endings()
+    actor._stepping._ends_early = endings = Endings()
     runner = SerialRunner(graph)
     runner.start()
     try:

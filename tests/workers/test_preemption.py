@@ -104,7 +104,7 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
 
     exchange = graph.groups[0].exchange
     assert isinstance(exchange, SlotExchange)
-    actor._ends_early = ends
+    actor._stepping._ends_early = ends
     actor.start()
     lengths: list[int] = []
     try:

@@ -27,7 +27,8 @@ from sampleforge.spec import ArraySpec, EnvSpec
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
-from sampleforge.workers.ready import ReadyActor
+from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.stepping import IndependentStepping
 from tests.support import stack_checking
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
@@ -71,8 +72,9 @@ def cutting(graph: Graph, late: float = 0.5) -> Graph:
     """The graph, whose rollouts are cut when others have taken ``late`` as many steps as they have:
     with 0.5, before most of them are complete."""
     for node in graph.nodes:
-        if isinstance(node.worker, ReadyActor):
-            node.worker._late = late
+        if isinstance(node.worker, ActorWorker):
+            assert isinstance(node.worker._stepping, IndependentStepping)
+            node.worker._stepping._late = late
     return graph
 
 

@@ -31,8 +31,9 @@ from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.rank import RankWorker
-from sampleforge.workers.variable import VariableActor
+from sampleforge.workers.stepping import SteppingInRounds
 from tests.support.envs import code_reward
 from tests.support.graphs import copy_of, one_policy, resolved, spec_of
 from tests.support.literal_ppo import gradients_of, parts_of
@@ -73,11 +74,11 @@ def planned(chosen: DdppoConfig) -> Plan:
     return plan_of(chosen, spec_of(chosen), "cpu")
 
 
-def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
+def wired(chosen: DdppoConfig) -> tuple[Graph, ActorWorker, SlotExchange]:
     """One rank, nothing started."""
     graph = wire_of(chosen, planned(chosen), spec_of(chosen), *one_policy(ResumePoint(1)))
     rank = graph.nodes[0].worker
-    assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
+    assert isinstance(rank, RankWorker)
     assert isinstance(graph.groups[0].exchange, SlotExchange)
     return graph, rank._actor, graph.groups[0].exchange
 
@@ -172,8 +173,8 @@ def test_a_fast_row_also_samples_in_short_rounds() -> None:
 
     def count_backwards(graph: Graph) -> None:
         rank = graph.nodes[0].worker
-        assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
-        rank._actor._round_ends = lambda taken: taken > 0
+        assert isinstance(rank, RankWorker)
+        rank._actor._stepping._ends_early = lambda taken: taken > 0
         for split in rank._actor._splits:
             split.stream.rollouts = 100 - split.index
 
@@ -239,13 +240,13 @@ def test_every_batch_makes_the_same_number_of_minibatches(
     whole_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut short or not, however many slots it has; and each step that was taken is in one."""
-    real = VariableActor.start
+    real = SteppingInRounds.start
 
-    def start(actor: VariableActor) -> None:
-        actor._round_ends = Endings()
-        real(actor)
+    def start(stepping: SteppingInRounds, splits: Any) -> None:
+        stepping._ends_early = Endings()
+        real(stepping, splits)
 
-    monkeypatch.setattr(VariableActor, "start", start)
+    monkeypatch.setattr(SteppingInRounds, "start", start)
     chosen, generator, sizes = config(), torch.Generator().manual_seed(1), set()
     for batch in rounds(chosen, 20):
         marked = experience_of(batch, chosen, 0)

@@ -43,7 +43,8 @@ def plan_ranks(
     envs = _envs_per_rank(config, config.rollout, splits)
     if config.variable_experience and config.num_splits is None:
         splits = envs
-    # The slots that are filled, and one more that each split may be writing; see `VariableActor`.
+    # The slots that are filled, and one more that each split may be writing; see
+    # `SteppingInRounds`.
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
     shape = slot_shape(algorithm, config, spec, envs // splits, ranks)
     image = config.model.has_pixels(spec.observations)

@@ -58,7 +58,7 @@ from sampleforge.topologies.recording import (
 from sampleforge.topologies.rendezvous import local_rendezvous, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
-from sampleforge.workers.actor import ActorWorker, never
+from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.callback import NO_HOOKS, RunHooks, WorkerCallbacks
 from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
 from sampleforge.workers.inference import LocalInference
@@ -66,8 +66,8 @@ from sampleforge.workers.learner import LearnerSettings, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
+from sampleforge.workers.stepping import Stepping, SteppingInRounds
 from sampleforge.workers.stream import PolicyPort
-from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement
 
 
@@ -258,7 +258,7 @@ def _rank_actor(
     # All ranks end after the same update. An actor that stopped sampling at the limit by itself
     # would keep the other ranks waiting for its gradients.
     endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
-    ends = preemption.ends if join.size > 1 else never
+    ends_early = preemption.ends if join.size > 1 else None
     inference = LocalInference(
         new_acting,
         exchange.slots,
@@ -267,17 +267,21 @@ def _rank_actor(
         together=config.variable_experience,
         device=plan.device if on_device else "cpu",
     )
-    port = PolicyPort(0, exchange, inference, sender(context.recorded, rank))
-    common = (EpisodesOf(context.episodes, rank), wakeup, endless, rank)
+    stepping = Stepping(ends_early)
     if config.variable_experience:
-        round_steps = with_room(config, plan.num_splits * plan.rollout, join.size)
-        return VariableActor(
-            *(0, envs, [port], *common),
-            round_steps=round_steps,
-            round_ends=ends,
-            callbacks=callbacks,
-        )
-    return ActorWorker(0, envs, [port], *common, ends_early=ends, callbacks=callbacks)
+        steps = with_room(config, plan.num_splits * plan.rollout, join.size)
+        stepping = SteppingInRounds(exchange, steps, ends_early)
+    return ActorWorker(
+        0,
+        envs,
+        [PolicyPort(0, exchange, inference, sender(context.recorded, rank))],
+        EpisodesOf(context.episodes, rank),
+        wakeup,
+        endless,
+        rank,
+        stepping=stepping,
+        callbacks=callbacks,
+    )
 
 
 def _group_member(context: RankContext, join: Rendezvous, weights: SharedWeights) -> GroupMember:

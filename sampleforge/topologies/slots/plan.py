@@ -24,7 +24,7 @@ from sampleforge.topologies.sampler_plan import (
     recorded_parameters,
     usual_rows,
 )
-from sampleforge.workers.ready import LATE
+from sampleforge.workers.stepping import LATE
 
 
 def slot_shape(
