@@ -18,7 +18,7 @@ import re
 import secrets
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from multiprocessing import process, shared_memory
 from pathlib import Path
@@ -34,6 +34,8 @@ IGNORED_FOLDERS |= {".pytest_cache", ".mypy_cache", ".ruff_cache"}
 """Caches, and `runs/`: a training may be going on in the checkout while the tests run."""
 IGNORED_SUFFIXES = (".py", ".md", ".yaml")
 """Sources: someone may be editing them."""
+SETTLED_NS = 1_000_000_000
+"""Age of a folder's time from which on a later change alters it, on any file system."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Footprint:
             processes=processes,
             threads=frozenset(threading.enumerate()),
             shared=frozenset(SHM.iterdir()) if SHM.is_dir() else frozenset(),
-            files=frozenset([*map(str, cwd.rglob("*")), *files_under(REPO)]),
+            files=frozenset(map(str, cwd.rglob("*"))) | CHECKOUT.files(),
             living=with_helpers(processes),
             noted=SESSION.noted(),
         )
@@ -155,7 +157,51 @@ def target_of(link: Path) -> str | None:
         return None
 
 
-def files_under(root: Path) -> Iterator[str]:
-    for folder, names, files in os.walk(root):
-        names[:] = [n for n in names if n not in IGNORED_FOLDERS and not n.endswith(".egg-info")]
-        yield from (os.path.join(folder, f) for f in files if not f.endswith(IGNORED_SUFFIXES))
+class Listing:
+    """The files below a folder, sources and `IGNORED_FOLDERS` left out. A folder is read again only
+    if its contents may have changed: then its time has, or it was read when its time was so new
+    that a later change need not have altered it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._read: dict[str, tuple[int, bool, list[str], list[str]]] = {}
+
+    def files(self) -> frozenset[str]:
+        """Return the paths of all files that there are now."""
+        found: list[str] = []
+        folders = [self._root]
+        while folders:
+            inner, files = self._contents(folders.pop())
+            folders += inner
+            found += files
+        return frozenset(found)
+
+    def _contents(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the folders and the files in a folder; none if it has gone."""
+        try:
+            changed = os.stat(folder).st_mtime_ns
+            before = self._read.get(folder)
+            if before is not None and before[:2] == (changed, True):
+                return before[2:]
+            settled = time.time_ns() - changed > SETTLED_NS
+            with os.scandir(folder) as scanned:
+                entries = list(scanned)
+        except FileNotFoundError:
+            return [], []
+        inner = [
+            entry.path
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False)
+            and entry.name not in IGNORED_FOLDERS
+            and not entry.name.endswith(".egg-info")
+        ]
+        files = [
+            entry.path
+            for entry in entries
+            if not entry.is_dir() and not entry.name.endswith(IGNORED_SUFFIXES)
+        ]
+        self._read[folder] = changed, settled, inner, files
+        return inner, files
+
+
+CHECKOUT = Listing(REPO)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,22 @@ def our_processes() -> frozenset[psutil.Process]:
     me = psutil.Process()
     shared = helpers()
     descendants = [child for child in me.children(recursive=True) if child.pid not in shared]
-    ancestors = {parent.pid for parent in me.parents()}
-    family = {me.pid, *shared, *ancestors}
+    family = {me.pid, *shared, *ancestors()}
     group = [
         other
         for other in psutil.process_iter()
         if other.pid not in family and group_of(other.pid) == os.getpgrp()
     ]
-    return frozenset([*descendants, *(other for other in group if is_orphan(other, ancestors))])
+    return frozenset([*descendants, *(other for other in group if is_orphan(other, ancestors()))])
 
 
-def is_orphan(member: psutil.Process, ancestors: set[int]) -> bool:
+@cache
+def ancestors() -> frozenset[int]:
+    """The pids of those from whom this process descends."""
+    return frozenset(parent.pid for parent in psutil.Process().parents())
+
+
+def is_orphan(member: psutil.Process, ancestors: frozenset[int]) -> bool:
     """Whether a member of our process group, or one of its parents in the group, has lost its
     parent, and so has init or another process outside of the group instead. Otherwise it descends
     from an ancestor of ours: it is another job of the script that runs pytest."""
