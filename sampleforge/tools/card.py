@@ -26,7 +26,7 @@ from sampleforge.run.screen.closing import train_command
 from sampleforge.run.screen.progress import duration
 from sampleforge.run.video_file import FILMED, check_video
 from sampleforge.tools.plots.curves import mean_and_interval
-from sampleforge.tools.plots.runs import draw
+from sampleforge.tools.plots.panels import draw
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 

@@ -38,7 +38,7 @@ def test_a_topology_with_several_policies_makes_their_parts_where_the_page_says(
 
 
 def test_the_recipe_of_a_worker_names_all_that_the_builder_of_the_graph_needs() -> None:
-    recipe = PAGE.split("### ... add a worker?")[1].split("###")[0]
+    recipe = PAGE.split("### Add a worker\n")[1].split("###")[0]
     named = {name for name in ("Role", "COUNTERS", "Edge", "GraphBuilder") if f"`{name}" in recipe}
     assert named == {"Role", "COUNTERS", "Edge", "GraphBuilder"}
 

@@ -71,6 +71,7 @@ def test_tags_begin_with_the_group_of_their_metric() -> None:
     assert tag("replay_fill") == "replay/fill" and tag("rank3_wait_s") == "ranks/rank3_wait_s"
     assert tag("return_mean_epsilon_0.4") == "rollout/return_mean_epsilon_0.4"
     assert tag("my_own") == f"{OTHERS}/my_own"
+    assert tag("my_loss") == "losses/my_loss", "the term of a loss is told by its name"
 
 
 def four_numbers(config: MarwilConfig, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""A run goes on from its checkpoint."""
+"""A run goes on from its checkpoint, also if its process was killed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from sampleforge.api import train
+from sampleforge.config import to_plain
+from tests.support import REPO
+from tests.support.processes import StartCli
 from tests.support.product import ENV_STEPS, SMALL, small
-from tests.support.runs import newest, summary
+from tests.support.runs import newest, summary, until
 
 
 @pytest.mark.parametrize("algo", SMALL)
@@ -29,3 +33,26 @@ def test_a_run_goes_on_from_its_checkpoint(
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     updates = [json.loads(line)["updates"] for line in lines]
     assert updates == sorted(updates) and updates[-1] > 0
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("algo", SMALL)
+def test_a_run_whose_process_was_killed_goes_on_from_its_checkpoint(
+    algo: str, start_cli: StartCli, data: Path, tmp_path: Path
+) -> None:
+    """The kill comes as soon as there is a checkpoint, while the run goes on."""
+    folder, file = tmp_path / "run", tmp_path / "config.yaml"
+    endless = small(algo, folder, data, train_for_env_steps=10**9, checkpoint_interval=0.1)
+    file.write_text(yaml.safe_dump(to_plain(endless)))
+    process = start_cli("train", algo, "--config", str(file), cwd=REPO)
+    until((folder / "checkpoints" / "manifest.json").is_file, process)
+    process.kill()
+    process.communicate()
+    assert not (folder / "summary.json").exists()
+    first = newest(folder)
+    manifest = json.loads((folder / "checkpoints" / "manifest.json").read_text())
+    reached = max(entry["env_steps"] for entry in manifest["entries"])
+    train(small(algo, folder, data, train_for_env_steps=reached + ENV_STEPS))
+    assert summary(folder)["env_steps"] >= reached + ENV_STEPS
+    second = newest(folder)
+    assert any(not torch.equal(first[n], second[n]) for n in first if n.startswith("model/"))

@@ -105,9 +105,10 @@ GROUPS = {
     ),
     "population": ("copies", "mutations", "copied_from", "member_env_steps"),
 }
-"""Group -> names of its metrics. Names with a variable part are in `PATTERNS`."""
+"""Group -> names of its metrics. Names that tell their group are in `PATTERNS`."""
 PATTERNS = {
     "eval": r"eval_\w+",
+    "losses": r"\w+_loss",
     "perf": r"restarts_\w+",
     "population": r"pbt_.+",
     "ranks": r"rank\d+_\w+",
@@ -116,9 +117,10 @@ PATTERNS = {
     "self_play": r"self_play_\w+",
     "system": r"system_\w+",
 }
-"""Group -> regular expression of names with a variable part."""
+"""Group -> regular expression of the names that tell their group: those of the terms of a loss, and
+names with a variable part."""
 OTHERS = "custom"
-"""The group of metrics that SampleForge does not write itself, such as those of your own loss."""
+"""The group of metrics that SampleForge does not write itself, such as those of callbacks."""
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 

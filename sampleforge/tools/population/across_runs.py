@@ -133,8 +133,8 @@ class Population:
             settings, rules=dataclasses.replace(settings.rules, seed=int(seed))
         )
         now = _plain(settings)
-        before = _with_fields_left_open(stored.get("settings", {}))
-        if stored and (changes := difference(before, _with_fields_left_open(now))):
+        before = _comparable(stored.get("settings", {}), settings.config)
+        if stored and (changes := difference(before, _comparable(now, settings.config))):
             lines = "\n  ".join(changes)
             raise ConfigError(
                 f"the population in {self._folder} has other settings (old -> new):\n  {lines}\n"
@@ -303,19 +303,26 @@ def best_member(members: Sequence[MemberStatus]) -> Published | None:
 
 def _plain(settings: PopulationSettings) -> dict[str, Any]:
     """Return what must not change when a population is resumed, as JSON has it."""
-    fixed = {
-        name: value
-        for name, value in flat_fields(settings.config).items()
-        if name not in MAY_CHANGE and name != "seed"
-    }
     rules = dataclasses.asdict(settings.rules)
     del rules["turns"], rules["seed"]
-    plain = {"algo": settings.config.algo, "config": fixed, "rules": rules}
+    config = settings.config
+    plain = {"algo": config.algo, "config": _fixed(config), "rules": rules}
     return dict(json.loads(to_json({**plain, "first": dict(settings.first)})))
 
 
-def _with_fields_left_open(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {**plain, "config": left_open(plain.get("config", {}))}
+def _fixed(config: AnyConfig) -> dict[str, Any]:
+    """Return the fields of a config that members may not change, by dotted name, as JSON has
+    them."""
+    fields = flat_fields(config).items()
+    fixed = {name: value for name, value in fields if name not in {*MAY_CHANGE, "seed"}}
+    return dict(json.loads(to_json(fixed)))
+
+
+def _comparable(plain: Mapping[str, Any], config: AnyConfig) -> dict[str, Any]:
+    """Return `_plain` settings, perhaps of an earlier version, as this version would have stored
+    them. A field of the ``config`` that there was not yet had its default."""
+    usual = _fixed(type(config)(env=config.env))
+    return {**plain, "config": left_open({**usual, **plain.get("config", {})})}
 
 
 def _read(path: Path) -> dict[str, Any]:

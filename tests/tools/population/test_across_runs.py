@@ -184,6 +184,21 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         new_population(tmp_path, JobsAtOnce(), later)
 
 
+def test_a_setting_that_a_stored_population_does_not_have_yet_had_its_default(
+    tmp_path: Path,
+) -> None:
+    """So that a new setting needs no line for the populations that there are."""
+    new_population(tmp_path, JobsAtOnce())
+    file = tmp_path / "population" / "population.json"
+    stored = json.loads(file.read_text())
+    del stored["settings"]["config"]["kl_coeff"]
+    file.write_text(json.dumps(stored))
+    new_population(tmp_path, JobsAtOnce())
+    other = replace(SETTINGS, config=replace(CONFIG, kl_coeff=0.5))
+    with pytest.raises(ConfigError, match=r"config\.kl_coeff: 0.0 -> 0.5"):
+        new_population(tmp_path, JobsAtOnce(), other)
+
+
 @pytest.mark.parametrize("first", [[{"env": 1.0}], [{"learning_rate": "x"}], 3, [{}]])
 def test_a_folder_cannot_add_settings_to_a_member(tmp_path: Path, first: object) -> None:
     new_population(tmp_path, JobsAtOnce())
