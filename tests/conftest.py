@@ -42,7 +42,7 @@ import pytest
 from tests.support import REPO
 from tests.support.command_server import COMMAND_SERVER, popen_by_exec
 from tests.support.core import is_core, listed
-from tests.support.folders import contents, trained_in
+from tests.support.folders import IN_USE, named_in, opened_unchanged
 from tests.support.litter import SESSION, Footprint
 from tests.support.processes import (
     GRACE_S,
@@ -254,8 +254,8 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
 @pytest.fixture
 def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
     """`run_cli(*args, timeout=60, **as_start_cli)` -> CompletedProcess of `start_cli(*args)`,
-    whatever its exit code. A command that takes longer fails the test, with what it printed and the
-    stacks of its processes."""
+    whatever its exit code. One that is refused must leave all that it names as it was. A command
+    that takes longer fails the test, with what it printed and the stacks of its processes."""
 
     def run(
         *args: str,
@@ -263,8 +263,7 @@ def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        folder = trained_in(args, cwd or tmp_path)
-        before = None if folder is None else contents(folder)
+        before = named_in(args, cwd or tmp_path)
         process = start_cli(*args, cwd=cwd, env=env)
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -274,8 +273,9 @@ def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
             kill(members)
             stdout, stderr = process.communicate()
             pytest.fail(f"{' '.join(args)}: more than {timeout:g} s\n{stdout}\n{stderr}\n{stacks}")
-        if folder is not None and process.returncode == 2 and "is in use by" not in stderr:
-            assert contents(folder) == before, f"a refused command has changed {folder}: {stderr}"
+        if process.returncode == 2 and IN_USE not in stderr:
+            assert named_in(args, cwd or tmp_path) == before, f"a refused command: {stderr}"
+        assert "a refused run has changed" not in stderr, stderr
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     return run
@@ -283,21 +283,8 @@ def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
 
 @pytest.fixture(autouse=True)
 def refusals_change_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that cannot be opened, whatever the reason, leaves its run folder as it was."""
+    """A session that cannot be opened, whatever the reason, leaves its run folder as it was. So it
+    is in the commands of the command server."""
     module = sys.modules.get("sampleforge.run.session")
-    if module is None:
-        return
-    opened = module.Session.open
-
-    def checked(session: Any) -> None:
-        run_dir = session.asked.run_dir
-        before = None if run_dir is None else contents(Path(run_dir))
-        try:
-            opened(session)
-        except BaseException as error:
-            if run_dir is not None:
-                after = contents(Path(run_dir))
-                assert after == before, f"a refused run has changed {run_dir}: {error}"
-            raise
-
-    monkeypatch.setattr(module.Session, "open", checked)
+    if module is not None:
+        monkeypatch.setattr(module.Session, "open", opened_unchanged(module.Session.open))

@@ -9,7 +9,8 @@ What a fork has in common with a command that was started by exec: it is a child
 session, has the given arguments, folder, environment and streams, runs `sampleforge.cli` (or
 train.py) as ``__main__``, and ends as an interpreter ends. Its fork server is another process that
 was forked before the command began, so that it knows nothing of the command, as one started by exec
-would. It differs in having all modules imported. Where the start itself is the subject, or the
+would. It differs in having all modules imported, and in that a run that cannot be opened and has
+changed its folder ends with an error that says so. Where the start itself is the subject, or the
 environment names something that Python reads at its start, a command is started by exec.
 """
 
@@ -329,6 +330,10 @@ def main() -> None:
     from sampleforge.runtime.imports import import_heavy
 
     import_heavy(*IMPORTED)
+    from sampleforge.run.session import Session
+    from tests.support.folders import opened_unchanged
+
+    Session.open = opened_unchanged(Session.open)  # type: ignore[method-assign]
     # Now: the first title finds its place by that of the environment, which a command changes.
     set_title([sys.executable, "-m", "tests.support.command_server"])
     with socket.socket(fileno=int(sys.argv[1])) as channel:
