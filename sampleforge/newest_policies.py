@@ -140,9 +140,8 @@ class NewestEvaluation:
         self, seed: int, env: EnvConfig, episodes: int, *, stochastic: bool
     ) -> Sequence[PlayedEpisode]:
         """Play so many episodes in ``env``, with one thread: several are slower for a few rows."""
-        make = partial(evaluation_envs, env, episodes, seed)
         with ExitStack() as resources:
-            envs = make() if self._tasks is None else at_newest(self._tasks, make)
+            envs = at_newest(self._tasks, evaluation_envs, env, episodes, seed)
             resources.callback(envs.close)
             resources.callback(limit_threads(1))
             player = EpisodePlayer(

@@ -43,9 +43,9 @@ class FixedTask(NamedTuple):
 _source: ContextVar[TaskSource | None] = ContextVar("source of tasks", default=None)
 
 
-def following(source: TaskSource, make: Callable[..., T], *args: Any) -> T:
+def following(source: TaskSource | None, make: Callable[..., T], *args: Any) -> T:
     """Return ``make(*args)``, an env vector whose environments take the tasks of ``source``, each
-    before its next reset, the first one included."""
+    before its next reset, the first one included (None: they take none)."""
     before = _source.set(source)
     try:
         return make(*args)
@@ -53,10 +53,10 @@ def following(source: TaskSource, make: Callable[..., T], *args: Any) -> T:
         _source.reset(before)
 
 
-def at_newest(source: TaskSource, make: Callable[..., T], *args: Any) -> T:
-    """Return ``make(*args)``, an env vector whose environments keep the task that is the newest one
-    now."""
-    return following(FixedTask(*source.read()), make, *args)
+def at_newest(source: TaskSource | None, make: Callable[..., T], *args: Any) -> T:
+    """Return ``make(*args)``, an env vector whose environments keep the task of ``source`` that is
+    the newest one now (None: they take none)."""
+    return following(None if source is None else FixedTask(*source.read()), make, *args)
 
 
 def task_setter(env: Any) -> Callable[[Any], object] | None:

@@ -29,7 +29,11 @@ class Counters:
 
     def __init__(self, names: Sequence[str], workers: int) -> None:
         self.names = tuple(names)
-        self._arrays = SharedArrays(self.layout(names, workers))
+        self.resize(workers)
+
+    def resize(self, workers: int) -> None:
+        """Make room for so many workers, before any of them counts: all numbers are 0 again."""
+        self._arrays = SharedArrays(self.layout(self.names, workers))
         self.first_fault = FirstFault(workers)
 
     @classmethod

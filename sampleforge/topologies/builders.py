@@ -20,20 +20,15 @@ from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, Tensors
-from sampleforge.env.place import Place
-from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
-from sampleforge.env.tasks import following
-from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
-from sampleforge.shared.task_board import TaskBoard
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles
+from sampleforge.topologies.config import OPPONENT, PolicyRoles
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.learner import Save
 from sampleforge.workers.learner_change import LearnerChange
@@ -319,35 +314,3 @@ def policy_seed(index: int, start: ResumePoint, lives: RestartCounts | None = No
     its current life."""
     life = 0 if lives is None else lives.life(index)
     return row_seeds(start.seed, index, POLICY_STREAM, 1, start.resumes, life)[0]
-
-
-def env_makers(
-    actor: int,
-    config: AnyConfig,
-    plan: SamplerPlan,
-    start: ResumePoint,
-    lives: RestartCounts | None = None,
-    tasks: TaskBoard | None = None,
-) -> list[Callable[[], EnvVector]]:
-    """Return the functions that make the env vectors of an actor's splits. Every env row has its
-    own seed, and another one after a restart of the actor. ``tasks``: those that the environments
-    take (None: none)."""
-    make = partial(make_env, actor, config, plan, start, lives)
-    if tasks is not None:
-        make = partial(following, tasks, make)
-    return [partial(make, split) for split in range(plan.num_splits)]
-
-
-def make_env(
-    actor: int,
-    config: AnyConfig,
-    plan: SamplerPlan,
-    start: ResumePoint,
-    lives: RestartCounts | None,
-    split: int,
-) -> EnvVector:
-    """Return the env vector of one split of an actor, in the actor's current life."""
-    life = 0 if lives is None else lives.life(actor)
-    seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
-    place = Place(actor, split * plan.rows, plan.num_workers)
-    return make_vector(config, plan.rows, seeds, place)

@@ -1,10 +1,7 @@
-"""The check of ``--cuda-graphs``, and the graphs of a learner's device."""
+"""The check of ``--cuda-graphs``."""
 
 from __future__ import annotations
 
-import torch
-
-from sampleforge.algorithms.captured import CudaGraphs
 from sampleforge.config import ConfigError
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 
@@ -30,8 +27,3 @@ def check_cuda_graphs(config: SlotsRunConfig | ReplayRunConfig, device: str) -> 
     for reason, holds in reasons.items():
         if holds:
             raise ConfigError(f"--cuda-graphs {reason}; leave out one of the two")
-
-
-def graphs_of(config: SlotsRunConfig | ReplayRunConfig, device: str) -> CudaGraphs | None:
-    """Return the graphs of a learner's ``device``, with --cuda-graphs."""
-    return CudaGraphs(torch.device(device)) if config.cuda_graphs else None

@@ -6,13 +6,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
-from sampleforge.env.tasks import at_newest
 from sampleforge.env.user_function import import_function
 from sampleforge.shared.evaluation_board import EvaluationBoard
 from sampleforge.shared.records import DividedEvaluations, Evaluations
@@ -20,11 +18,10 @@ from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.workers.episode_player import EvaluationPart, evaluation_envs, evaluation_seed
+from sampleforge.workers.episode_player import EvaluationPart, evaluation_seed
 from sampleforge.workers.evaluation_function import EXTRA_BYTES
 from sampleforge.workers.evaluator import (
     EvaluationSettings,
@@ -103,16 +100,13 @@ def add_evaluators(
     config: AnyConfig,
     weights: SharedWeights,
     new_model: NewModel,
-    start: ResumePoint,
     learner: str = "learner",
-    row: int | None = None,
     group: int = 0,
     playing: Playing | None = None,
 ) -> AddedEvaluators:
-    """Add the evaluators of a policy, if the config has any. ``start``: that of the run, so that
-    all policies are evaluated with the same seed. ``learner``: name of the worker that publishes
-    the weights. ``group``: the agent group that the policy plays; ``playing``: the policies of the
-    other ones. ``row``: the first evaluator's counter row (default: the next free one)."""
+    """Add the evaluators of a policy, if the config has any. All policies of a run are evaluated
+    with the same seed. ``learner``: name of the worker that publishes the weights. ``group``: the
+    agent group that the policy plays; ``playing``: the policies of the other ones."""
     count, interval = num_evaluators(config), config.evaluate_interval
     if interval is None:
         return AddedEvaluators()
@@ -129,7 +123,7 @@ def add_evaluators(
             interval,
             config.evaluate_episodes,
             config.evaluate_stochastic,
-            evaluation_seed(start.seed),
+            evaluation_seed(graph.start.seed),
             EvaluationPart(index, count),
             group,
             config.evaluation_function,
@@ -137,17 +131,14 @@ def add_evaluators(
         channels = EvaluatorChannels(
             weights, Evaluations(extra_bytes=EXTRA_BYTES), Wakeup(), others, board, tasks
         )
-        make_envs = partial(evaluation_envs, env, settings.episodes, settings.seed, settings.part)
-        if tasks is not None:
-            make_envs = partial(at_newest, tasks, make_envs)
+        row = graph.new_row()
         node = graph.add(
             "evaluator",
-            partial(EvaluatorWorker, env, new_model, channels, graph.progress, settings),
+            EvaluatorWorker(env, new_model, channels, graph.progress, settings, row),
+            row,
             channels.wakeup,
             Placement(niceness=niceness),
             RestartAlone(budget, index),
-            (make_envs,),
-            row=None if row is None else row + index,
         )
         results.append(channels.results)
         edges += [

@@ -213,23 +213,18 @@ class AddedGroup(NamedTuple):
 class GraphBuilder:
     """Collects the workers of a topology; gives each a counter row, and all one stop flag.
 
-    ``num_workers``: number of counter rows, including those of workers on other machines.
-    ``hooks``: of the callbacks of the run.
+    ``start``: of the run. ``hooks``: of the callbacks of the run. The ``counters`` have their rows
+    when the graph is built, before any worker starts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        num_workers: int,
-        config: AnyConfig,
-        start: ResumePoint,
-        hooks: RunHooks = NO_HOOKS,
-    ) -> None:
-        self._name = name
+    def __init__(self, config: AnyConfig, start: ResumePoint, hooks: RunHooks = NO_HOOKS) -> None:
+        self._name = config.algo
+        self.start = start
         self.hooks = hooks
         self._nodes: list[Node] = []
+        self._rows: list[int] = []
         self._prefix = ""
-        self.counters = Counters(COUNTERS, num_workers)
+        self.counters = Counters(COUNTERS, 0)
         self.stop = StopFlag()
         self.progress = Progress(
             self.counters,
@@ -246,22 +241,24 @@ class GraphBuilder:
         same._prefix = prefix
         return same
 
+    def new_row(self) -> int:
+        """Return the counter row of one more worker, which may run on another machine."""
+        self._rows.append(len(self._rows))
+        return self._rows[-1]
+
     def add(
         self,
         role: Role,
-        make: Callable[..., Worker],
+        worker: Worker,
+        row: int,
         wakeup: Wakeup,
         placement: Placement = EVERYWHERE,
         restart: RestartRule = END_RUN,
         envs: Sequence[Callable[[], EnvVector]] = (),
         *,
-        row: int | None = None,
         in_checkpoint: bool = False,
     ) -> Node:
-        """Add the worker that ``make(counter_row=...)`` returns. ``row``: its counter row (default:
-        the next free one)."""
-        row = len(self._nodes) if row is None else row
-        worker = make(counter_row=row)
+        """Add a worker, which counts in ``row``, one of `new_row`."""
         worker.name = self._prefix + worker.name
         assert all(node.name != worker.name for node in self._nodes), worker.name
         node = Node(worker, role, wakeup, row, placement, restart, tuple(envs), in_checkpoint)
@@ -306,6 +303,7 @@ class GraphBuilder:
     ) -> Graph:
         """Return the graph of all added workers. ``progress`` replaces the builder's own, for a run
         that ends by another rule."""
+        self.counters.resize(len(self._rows))
         return Graph(
             name=self._name,
             nodes=tuple(self._nodes),

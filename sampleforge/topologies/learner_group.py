@@ -5,30 +5,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from sampleforge.algorithms.averaging import Averaging, Local
-from sampleforge.algorithms.experience import Share
+from sampleforge.algorithms.captured import CudaGraphs
+from sampleforge.algorithms.experience import WHOLE, Share
+from sampleforge.algorithms.learning import Tensors
 from sampleforge.models.compiled import compile_passes
 from sampleforge.peers.group import join_solo
 from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.topologies.builders import NetworkMaker, PolicyStart, make_learner
-from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.cuda_graphs import graphs_of
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.topologies.builders import (
+    NetworkMaker,
+    PolicyStart,
+    gradient_bytes,
+    make_learner,
+    new_state,
+)
+from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.members import MemberChannels, begin_with
-from sampleforge.topologies.rendezvous import GroupRendezvous
+from sampleforge.topologies.rendezvous import GroupRendezvous, local_rendezvous
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import LearnerSettings, LearnerWorker
+from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner
 
 
 class Learners(NamedTuple):
@@ -39,130 +45,170 @@ class Learners(NamedTuple):
     notes: tuple[str, ...] = ()
     resources: tuple[object, ...] = ()
 
-
-def leave(learner: Any, device: torch.device) -> None:
-    """Leave a new learner as it is."""
+    def with_notes(self, before: Sequence[str]) -> Learners:
+        """Return them with notes ``before`` their own."""
+        return self._replace(notes=(*before, *self.notes))
 
 
 @dataclass(frozen=True)
 class LearnerMaker:
-    """What makes the learners of one policy, each in its own process, and what their workers are
-    told.
+    """Makes one of the learners of a policy, in its own process.
 
-    ``plan``: the topology's. ``batches``: what each learner learns from, on its device.
-    ``publish_interval``: see `LearnerSettings`. ``prepare(learner, device)``: called with each
-    learner that was made.
+    ``plan``: the topology's. ``batches``: what it learns from, on its device. ``share``: its part
+    of each batch. ``varies``: the number of env steps of a batch varies. ``fit(learner, batches)``:
+    called with a new learner, unless it resumes (None: nothing is).
     """
 
+    network: NetworkMaker
     plan: Any
-    new_network: NetworkMaker
     policy: PolicyStart
-    batches: Sequence[Batches]
-    publish_interval: int = 0
-    prepare: Callable[[Any, torch.device], None] = leave
+    batches: Batches
+    share: Share = WHOLE
+    varies: bool = False
+    fit: Callable[[Any, Any], None] | None = None
 
-    def new_learner(self, index: int, averaging: Averaging) -> Any:
+    def __call__(self, averaging: Averaging) -> Any:
         """Return the learner with its initial state, or that of the checkpoint."""
-        device = self.batches[index].device
+        start, device = self.policy.start, self.batches.device
         learner = make_learner(
-            self.new_network,
+            self.network,
             self.plan,
-            self.policy.start,
+            start,
             averaging,
-            share=Share(index, len(self.batches)),
+            varies=self.varies,
+            share=self.share,
             device=str(device),
         )
-        self.prepare(learner, device)
-        begin_with(learner, self.policy)
+        _compile_or_capture(self.network.config, learner, device)
+        if start.resume is None:
+            if self.fit is not None:
+                self.fit(learner, self.batches)
+            begin_with(learner, self.policy.hyperparameters)
         return learner
 
-    def settings(
-        self, index: int, counter_row: int, graph: GraphBuilder, channels: GroupChannels
-    ) -> LearnerSettings:
-        """Return what the worker of a learner is told."""
-        return LearnerSettings(
-            counter_row,
-            channels.learner_wakeups[index],
-            graph.progress,
-            self.policy.save,
-            channels.weights if index == 0 else None,
-            self.plan.learner_threads,
-            self.publish_interval,
-            counts_updates=index == 0,
-            callbacks=graph.hooks.of_worker(index, [self.policy.id]),
-        )
+    def new_state(self) -> Tensors:
+        """Return the tensors of the state of a new learner."""
+        return new_state(self.network, self.plan, self.policy.start)
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of the gradients of all networks that the learner trains."""
+        return gradient_bytes(self.network, self.plan, self.policy.start)
 
 
-def compile_or_capture(config: Any, learner: Any, device: torch.device) -> None:
+def _compile_or_capture(config: Any, learner: Any, device: torch.device) -> None:
     """Compile the passes of a learner with --compile, and have it launch its work by graphs with
     --cuda-graphs."""
     if getattr(config, "compile", False):
         compile_passes(learner.model, device)
-    graphs = graphs_of(config, str(device))
-    if graphs is not None:
-        learner.use_graphs(graphs)
+    if getattr(config, "cuda_graphs", False):
+        learner.use_graphs(CudaGraphs(device))
 
 
-def add_only_learner(graph: GraphBuilder, channels: GroupChannels, maker: LearnerMaker) -> Learners:
-    """Add the learner of a serial run, which is never replaced."""
+def add_sink(graph: GraphBuilder, sink: NoLearner, wakeup: Wakeup) -> Learners:
+    """Add what stands for the learner of a run that only collects experience."""
+    row = graph.new_row()
+    return Learners((graph.add("learner", sink, row, wakeup),))
 
-    def make_worker(counter_row: int) -> LearnerWorker:
-        settings = maker.settings(0, counter_row, graph, channels)
-        return LearnerWorker(lambda: maker.new_learner(0, Local()), maker.batches[0], settings)
 
-    wakeup = channels.learner_wakeups[0]
-    return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
+def learner_makers(
+    network: NetworkMaker, plan: Any, policy: PolicyStart, batches: Sequence[Batches]
+) -> list[LearnerMaker]:
+    """Return what makes the learners of a policy, one for each of ``batches``, of which each is an
+    equal part of every batch."""
+    return [
+        LearnerMaker(network, plan, policy, own, Share(index, len(batches)))
+        for index, own in enumerate(batches)
+    ]
 
 
 def add_learners(
     graph: GraphBuilder,
-    config: AnyConfig,
+    config: Any,
     channels: GroupChannels,
-    maker: LearnerMaker,
+    makers: Sequence[LearnerMaker],
+    member: MemberChannels | None = None,
+    *,
+    publish_interval: int = 0,
+    extra_bytes: int = 0,
+) -> Learners:
+    """Add the learners that ``makers`` make. In a serial run the only one is never replaced, unless
+    it is changed by others. ``member``: the channels of a member of a population, or of a policy
+    with a schedule. ``publish_interval``: see `LearnerSettings`. ``extra_bytes``: see
+    `local_rendezvous`."""
+    first = makers[0]
+    settings = [
+        LearnerSettings(
+            graph.new_row(),
+            wakeup,
+            graph.progress,
+            first.policy.save,
+            channels.weights if index == 0 else None,
+            first.plan.learner_threads,
+            publish_interval,
+            counts_updates=index == 0,
+            callbacks=graph.hooks.of_worker(index, [first.policy.id]),
+        )
+        for index, wakeup in enumerate(channels.learner_wakeups)
+    ]
+    if config.serial and member is None:
+        only, row = settings[0], settings[0].counter_row
+        worker = LearnerWorker(lambda: first(Local()), first.batches, only)
+        return Learners((graph.add("learner", worker, row, only.wakeup, in_checkpoint=True),))
+    rendezvous = None
+    if len(makers) > 1:
+        devices = [str(maker.batches.device) for maker in makers]
+        rendezvous = local_rendezvous(
+            devices, config.learner_timeout, first.gradient_bytes(), "learner", extra_bytes
+        )
+    snapshot = StateSnapshot(first.new_state())
+    nodes = _add_group(graph, config, channels, makers, settings, snapshot, rendezvous, member)
+    note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    notes = (note, *channels.notes, *(() if member is None else member.notes))
+    if rendezvous is None:
+        return Learners(nodes, snapshot, notes)
+    return Learners(nodes, snapshot, (rendezvous.note, *notes), rendezvous.resources)
+
+
+def _add_group(
+    graph: GraphBuilder,
+    config: Any,
+    channels: GroupChannels,
+    makers: Sequence[LearnerMaker],
+    settings: Sequence[LearnerSettings],
     snapshot: StateSnapshot,
     rendezvous: GroupRendezvous | None,
-    in_population: MemberChannels | None = None,
-) -> Learners:
-    """Add a worker for each of the ``channels.learner_wakeups``. ``snapshot``: room for the
-    learner's state; ``rendezvous``: of several learners; ``in_population``: the channels of a
-    member of a population, or of a policy with a schedule."""
-    wakeups = channels.learner_wakeups
-    count = len(wakeups)
-    epoch = GroupEpoch(config.max_worker_restarts, count)
-    restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
-
-    def make_worker(index: int, counter_row: int) -> GroupLearnerWorker:
-        member = GroupMember(
+    member: MemberChannels | None,
+) -> tuple[Node, ...]:
+    """Add learners that are replaced if they are killed. ``snapshot``: room for their state;
+    ``rendezvous``: of several learners."""
+    epoch = GroupEpoch(config.max_worker_restarts, len(makers))
+    restart = RestartInGroup(epoch, "learners" if rendezvous else "learner")
+    nodes = []
+    for index, (maker, own) in enumerate(zip(makers, settings, strict=True)):
+        in_group = GroupMember(
             index,
-            counter_row,
+            own.counter_row,
             rendezvous.members[index].join if rendezvous else join_solo,
-            partial(maker.new_learner, index),
-            channels.weights if index == 0 else None,
+            maker,
+            own.weights,
             graph.progress,
             graph.stop,
             epoch,
             debug=config.debug,
             snapshot=snapshot,
-            changes=None if in_population is None else in_population.follower(index),
+            changes=None if member is None else member.follower(index),
         )
-        return GroupLearnerWorker(
-            f"learner {index}" if count > 1 else "learner",
-            member,
-            maker.batches[index],
-            maker.settings(index, counter_row, graph, channels),
-            [wakeup for at, wakeup in enumerate(wakeups) if at != index],
-        )
-
-    nodes = tuple(
-        graph.add(
-            *("learner", partial(make_worker, index), wakeup, channels.placement),
-            restart=restart,
+        name = f"learner {index}" if rendezvous else "learner"
+        others = [each.wakeup for each in settings if each is not own]
+        worker = GroupLearnerWorker(name, in_group, maker.batches, own, others)
+        node = graph.add(
+            "learner",
+            worker,
+            own.counter_row,
+            own.wakeup,
+            channels.placement,
+            restart,
             in_checkpoint=config.serial,
         )
-        for index, wakeup in enumerate(wakeups)
-    )
-    note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
-    notes = (note, *channels.notes, *(() if in_population is None else in_population.notes))
-    if rendezvous is None:
-        return Learners(nodes, snapshot, notes)
-    return Learners(nodes, snapshot, (rendezvous.note, *notes), rendezvous.resources)
+        nodes.append(node)
+    return tuple(nodes)

@@ -4,26 +4,24 @@ and the channels by which it is changed. A run that follows a schedule is a popu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sampleforge.algorithms.learning import Learner, Tensors
+from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
-from sampleforge.env.tasks import following
-from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.task_board import TaskBoard
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.builders import (
+    NetworkMaker,
     PolicyStart,
     RestartCounts,
-    ResumePoint,
-    make_env,
+    new_state,
 )
-from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
+from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, SlotsRunConfig
+from sampleforge.topologies.env_makers import EnvMaker, MakeEnv
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.learner_change import (
     ChangeFollower,
@@ -38,12 +36,12 @@ P = TypeVar("P", bound=SamplerPlan)
 
 @dataclass(frozen=True)
 class MemberChannels:
-    """The channels of one member. ``start``: where its policy begins; ``count``: see
+    """The channels of one member. ``start``: where its policy begins; ``counts_sampled``: see
     `ChangeFollower`; ``inbox`` takes the changes of a population (None: there is a schedule)."""
 
     start: PolicyStart
     board: MemberBoard
-    count: Callable[[], int] | None
+    counts_sampled: bool
     max_policy_lag: int | None
     inbox: ChangeInbox | None
 
@@ -52,7 +50,7 @@ class MemberChannels:
         source: ChangeSource = ChangesOfSchedule(self.start.schedule or (), self.max_policy_lag)
         if self.inbox is not None:
             source = ChangesOfPopulation(self.inbox, self.max_policy_lag)
-        return ChangeFollower(source, self.board, self.count, index)
+        return ChangeFollower(source, self.board, index, counts_sampled=self.counts_sampled)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -68,11 +66,10 @@ def member_channels(
     config: SlotsRunConfig | ReplayRunConfig,
     policy: PolicyStart,
     plan: SamplerPlan,
-    new_state: Callable[[], Tensors],
-    max_policy_lag: int | None,
+    network: NetworkMaker,
 ) -> MemberChannels | None:
     """Return the channels of a policy that is a member of a population, or follows a schedule; None
-    for any other. ``plan``: of one member. ``new_state()``: see `builders.new_state`."""
+    for any other. ``plan``: of one member; ``network`` makes the policy's."""
     if not config.pbt and policy.schedule is None:
         return None
     if plan.num_seats > 1:
@@ -88,18 +85,16 @@ def member_channels(
     }
     streams = plan.num_workers * plan.num_splits
     board = MemberBoard(config.num_learners, streams, start.seed, policy.env_steps, shaping)
-    apex = isinstance(config, ReplayRunConfig)
-    # What a Q-learner draws from the replay has no env steps of its own.
-    count = partial(getattr, board, "sampled") if apex else None
-    inbox = ChangeInbox(new_state()) if config.pbt else None
-    return MemberChannels(policy, board, count, max_policy_lag, inbox)
+    # What is drawn from a replay has no env steps of its own.
+    counts_sampled = isinstance(config, ReplayRunConfig)
+    inbox = ChangeInbox(new_state(network, plan, start)) if config.pbt else None
+    return MemberChannels(policy, board, counts_sampled, plan.max_policy_lag, inbox)
 
 
-def begin_with(learner: Learner, policy: PolicyStart) -> None:
-    """Give the learner of a policy that begins the hyperparameters that it begins with."""
-    if policy.start.resume is not None or not policy.hyperparameters:
+def begin_with(learner: Learner, own: Mapping[str, Any]) -> None:
+    """Give a new learner its ``own`` hyperparameters, those in which it differs from the config."""
+    if not own:
         return
-    own = policy.hyperparameters
     shaping = {name: value for name, value in own.items() if name.startswith(ENV_PREFIX)}
     learner.change({name: value for name, value in own.items() if name not in shaping})
     if shaping:
@@ -115,37 +110,35 @@ def acting_plan(config: SlotsRunConfig | ReplayRunConfig, plan: P, members: int)
     return dataclasses.replace(plan, num_splits=plan.num_splits * members)
 
 
+@dataclass(frozen=True)
+class MemberEnvMaker:
+    """Makes the env vector of a split of a member, whose env rows count its env steps in ``board``
+    as those of its ``stream``-th stream."""
+
+    make: EnvMaker
+    board: MemberBoard
+    stream: int
+
+    def __call__(self) -> MemberVector:
+        return MemberVector(self.make.with_seed, self.board, self.stream)
+
+
 def member_env_makers(
     actor: int,
-    config: SlotsRunConfig | ReplayRunConfig,
+    config: AnyConfig,
     plan: SamplerPlan,
     members: Sequence[MemberChannels],
     lives: RestartCounts | None,
     tasks: TaskBoard | None = None,
-) -> list[Callable[[], EnvVector]]:
-    """Return the functions that make the env vectors of an actor's splits. ``plan``: of the actors,
-    see `acting_plan`. ``tasks``: those that the environments take (None: none). A member's env rows
+) -> list[MakeEnv]:
+    """Return what makes the env vectors of an actor's splits. ``plan``: of the actors, see
+    `acting_plan`. ``tasks``: those that the environments take (None: none). A member's env rows
     have the seeds that they would have in a run with that member alone."""
     own_splits = plan.num_splits // len(members)
-    makers: list[Callable[[], EnvVector]] = []
+    makers: list[MakeEnv] = []
     for split in range(plan.num_splits):
         own, member = divmod(split, len(members))
         channels = members[member]
-        start = channels.start.start
-        make = partial(_make_segment, actor, config, plan, start, lives, own)
-        if tasks is not None:
-            make = partial(following, tasks, make)
-        makers.append(partial(MemberVector, make, channels.board, actor * own_splits + own))
+        make = EnvMaker(actor, own, config, plan, channels.start.start, lives, tasks)
+        makers.append(MemberEnvMaker(make, channels.board, actor * own_splits + own))
     return makers
-
-
-def _make_segment(
-    actor: int,
-    config: SlotsRunConfig | ReplayRunConfig,
-    plan: SamplerPlan,
-    start: ResumePoint,
-    lives: RestartCounts | None,
-    split: int,
-    seed: int,
-) -> EnvVector:
-    return make_env(actor, config, plan, dataclasses.replace(start, seed=seed), lives, split)

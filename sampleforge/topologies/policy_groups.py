@@ -1,61 +1,40 @@
-"""Policy groups that share their actors: the wiring that APPO and Ape-X have in common."""
+"""Policy groups that share their actors: the wiring that slots and replay have in common."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import FrozenStart, NetworkMaker, PolicyStart, ResumePoint
-from sampleforge.topologies.evaluator import Playing, first_of_each_group
+from sampleforge.topologies.builders import FrozenStart
+from sampleforge.topologies.channels import ActorChannels
+from sampleforge.topologies.evaluator import first_of_each_group
+from sampleforge.topologies.frozen import frozen_group
 from sampleforge.topologies.graph import AddedGroup, Graph, GraphBuilder
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan
 from sampleforge.topologies.recording import add_recorder, rollout_queue, with_recording
-from sampleforge.topologies.sampling import (
-    ActingGroup,
-    ActorChannels,
-    GroupChannels,
-    add_actors,
-    frozen_group,
-)
+from sampleforge.topologies.sampler_plan import describe_memory
+from sampleforge.topologies.sampling import add_actors
 
 
 @dataclass(frozen=True)
-class GroupParts:
-    """The parts of one policy group that exist before its workers are added."""
-
-    policy: PolicyStart
-    agents: AgentGroup
-    new_model: NetworkMaker
-    acting: ActingGroup
-
-    @property
-    def channels(self) -> GroupChannels:
-        return self.acting.channels
-
-
-P = TypeVar("P", bound=GroupParts)
-
-
-@dataclass(frozen=True)
-class PolicyGroups(Generic[P]):
-    """The policy groups of a run: the ``parts`` of those that are trained, and the policies that
-    are ``frozen``. ``agents``: the agent groups, of which the first has the run's config and plan.
-    """
+class PolicyGroups:
+    """The policy groups of a run: the ``groups`` of the policies that are trained, and the policies
+    that are ``frozen``. ``agents``: the agent groups, of which the first has the run's config and
+    plan."""
 
     agents: Sequence[AgentGroup]
-    parts: Sequence[P]
+    groups: Sequence[GroupWiring[Any]]
     frozen: Sequence[FrozenStart]
 
     def wire(
         self,
         graph: GraphBuilder,
         actors: ActorChannels,
-        start: ResumePoint,
-        add_group: Callable[[GraphBuilder, P, str, Playing], AddedGroup],
         notes: Sequence[str],
         *,
         synchronous: bool = False,
@@ -63,47 +42,58 @@ class PolicyGroups(Generic[P]):
     ) -> Graph:
         """Add the actors and the workers of all groups, and return the graph.
 
-        ``add_group(graph, parts, prefix, playing)`` adds the workers of one policy group, with
-        ``prefix`` before their names, where ``playing`` are the policies that play the other agent
-        groups in evaluations. ``synchronous``: sampling and learning take turns; ``overlapping``:
-        rollouts begin with the end of the one before.
+        ``synchronous``: sampling and learning take turns; ``overlapping``: rollouts begin with the
+        end of the one before.
         """
         config, plan, spec = self.agents[0].config, self.agents[0].plan, self.agents[0].spec
-        policies = [part.policy for part in self.parts]
+        groups = self.groups
         mapping = seat_mapping(
             spec,
-            policies,
+            [group.policy for group in groups],
             self.frozen,
             plan,
-            start.seed,
+            graph.start.seed,
             synchronous=synchronous,
             overlapping=overlapping,
             population=config.pbt,
             function=config.policy_mapping,
         )
-        weights = {part.policy.id: part.channels.weights for part in self.parts}
+        weights = {group.policy.id: group.channels.weights for group in groups}
         frozen = [
             frozen_group(each, self.agents[each.group].maker(each.start.seed), weights)
             for each in self.frozen
         ]
-        acting = acting_plan(config, plan, len(policies))
-        groups = [part.acting for part in self.parts]
+        acting = acting_plan(config, plan, len(groups))
         shape = groups[0].exchange.slots.shape
         queue = rollout_queue(config, spec, shape, plan.num_workers, acting.num_streams)
         actors = dataclasses.replace(actors, recorded=queue)
-        add_actors(graph, actors, groups, mapping, config, acting, start, frozen)
-        recording = add_recorder(graph, config, queue, len(policies))
+        add_actors(graph, actors, groups, mapping, config, acting, frozen)
+        recording = add_recorder(graph, config, queue, len(groups))
         playing = first_of_each_group(
-            [(part.policy.group, part.new_model, part.channels.weights) for part in self.parts],
+            [(group.policy.group, group.new_model, group.channels.weights) for group in groups],
             [
                 (each.group, made.new_model, made.pool.weights(0))
                 for each, made in zip(self.frozen, frozen, strict=True)
             ],
         )
-        by_id = {part.policy.id: part for part in self.parts}
+        by_id = {group.policy.id: group for group in groups}
 
         def add(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
-            return add_group(builder, by_id[group_id], prefix, playing)
+            return by_id[group_id].add(builder, prefix, playing)
 
+        notes = [*self._notes(), *notes]
         wired = graph.build_groups(list(by_id), add, notes, actors.episodes, frozen)
         return with_recording(wired, recording)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return notes about several policy groups; none for one group."""
+        policies = len(self.groups)
+        if policies == 1:
+            return ()
+        if self.agents[0].config.pbt:
+            return (f"a population of {policies}: each actor has the envs below for each member",)
+        nbytes = [group.plan.shared_bytes for group in self.groups]
+        return (
+            f"{policies} policies, each with its own batches, slots, policy workers and learners",
+            f"slots of all policies: {describe_memory(nbytes)} of shared memory",
+        )

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.data.config import RecordConfig
 from sampleforge.data.rollout_queue import PATIENCE, RolloutQueue
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.rollouts.slots import SlotShape
@@ -25,11 +24,6 @@ LEAST_WAITING, MOST_WAITING = 4, 32
 """Rollouts of each stream of an actor that can wait for the recorder: as many as `WAITING_BYTES`
 hold for an actor, within these limits."""
 WAITING_BYTES = 64 << 20
-
-
-def num_recorders(config: RecordConfig) -> int:
-    """Return the number of recorders of a graph, 0 or 1."""
-    return int(config.record is not None)
 
 
 def check_recording(config: SamplingConfig, spec: EnvSpec) -> Path | None:
@@ -79,17 +73,19 @@ def add_recorder(
         compression=config.record_compression,
         dropped=stored_dropped(folder),
     )
-    make_worker = partial(
-        RecorderWorker,
+    row = graph.new_row()
+    worker = RecorderWorker(
         queue,
         partial(DatasetWriter, folder, form),
         config.record_max_gb * 1e9,
         queue.wakeup,
         graph.counters,
+        row,
     )
     node = graph.add(
         "recorder",
-        make_worker,
+        worker,
+        row,
         queue.wakeup,
         Placement(niceness=config.worker_niceness),
         RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),

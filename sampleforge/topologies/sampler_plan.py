@@ -69,6 +69,16 @@ class SamplerPlan:
         return self.num_workers
 
     @property
+    def servers(self) -> int:
+        """Number of workers of one policy that serve its actors and learners."""
+        return self.num_policy_workers
+
+    @property
+    def max_policy_lag(self) -> int | None:
+        """Largest lag of experience that is learned from, in policy versions (None: any)."""
+        return None
+
+    @property
     def sizes(self) -> tuple[str, ...]:
         """Further sizes that a user should see, as text."""
         return ()
@@ -138,6 +148,10 @@ class Plan(SamplerPlan):
     @property
     def chosen(self) -> dict[str, Any]:
         return {**super().chosen, "max_policy_lag": self.lag.limit}
+
+    @property
+    def max_policy_lag(self) -> int:
+        return self.lag.limit
 
     @property
     def shared_bytes(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 
 from sampleforge.algorithms.frozen_policy import FrozenPolicy
@@ -196,10 +195,10 @@ class EvaluatorWorker(EventDriven):
     def _new_player(self, env: EnvConfig, episodes: int, *, stochastic: bool) -> EpisodePlayer:
         """Make env rows, and return the player of this evaluator's part of so many episodes."""
         settings, part = self._settings, self._settings.part
-        make_envs = partial(evaluation_envs, env, episodes, settings.seed, part)
-        tasks = self._channels.tasks
         with told_of_rows(self._beat):
-            self._envs = make_envs() if tasks is None else at_newest(tasks, make_envs)
+            self._envs = at_newest(
+                self._channels.tasks, evaluation_envs, env, episodes, settings.seed, part
+            )
         self._rebuilt = 0
         return EpisodePlayer(
             self._envs,

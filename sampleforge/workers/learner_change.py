@@ -4,7 +4,7 @@ of a checkpoint, or other weights, as a population, a schedule or the driver ord
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -215,23 +215,24 @@ class ChangeFollower:
     one of the two, and applies the change if it has not been applied.
 
     ``board``: of the member of a population, or of the policy of a schedule (None: it is neither).
-    ``count`` returns the env steps that have led to the learner's weights, by which a schedule
-    orders changes (None: the learner counts them itself). ``index``: number of the learner; learner
-    0 reports to ``board``.
+    ``index``: number of the learner; learner 0 reports to ``board``. ``counts_sampled``: the env
+    steps that have led to the learner's weights, by which a schedule orders changes, are all those
+    that the member has sampled by now (default: the learner counts them itself).
     """
 
     def __init__(
         self,
         source: ChangeSource | None = None,
         board: MemberBoard | None = None,
-        count: Callable[[], int] | None = None,
         index: int = 0,
+        *,
+        counts_sampled: bool = False,
     ) -> None:
         self._requests = ChangesOfRequests()
         self._sources = (self._requests,) if source is None else (source, self._requests)
         self._board = board
-        self._count = count
         self._index = index
+        self._counts_sampled = counts_sampled
 
     @property
     def is_member(self) -> bool:
@@ -240,7 +241,9 @@ class ChangeFollower:
 
     def count(self, learner: Learner) -> int:
         """Return the env steps that have led to the learner's weights by now."""
-        return learner.env_steps if self._count is None else self._count()
+        if self._counts_sampled and self._board is not None:
+            return self._board.sampled
+        return learner.env_steps
 
     def ask(self, load: StateLoad) -> None:
         """Take the driver's request to load a state."""

@@ -27,13 +27,12 @@ def test_every_name_is_in_the_file_that_the_page_says(name: str, file: str) -> N
     assert re.search(rf"\b{last}\b", (REPO / file).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("topology", ["slots", "replay"])
-@pytest.mark.parametrize("name", ["_group_parts", "_add_group"])
-def test_a_topology_with_several_policies_makes_their_parts_where_the_page_says(
+@pytest.mark.parametrize(("topology", "name"), [("slots", "SlotsGroup"), ("replay", "ReplayGroup")])
+def test_a_topology_with_several_policies_wires_them_where_the_page_says(
     topology: str, name: str
 ) -> None:
     wire = REPO / "sampleforge" / "topologies" / topology / "wire.py"
-    assert f"def {name}(" in wire.read_text(encoding="utf-8")
+    assert f"class {name}(GroupWiring[" in wire.read_text(encoding="utf-8")
     assert f"`{name}`" in PAGE
 
 

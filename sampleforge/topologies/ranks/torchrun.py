@@ -16,15 +16,10 @@ from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, PolicyStart, ResumePoint
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
-from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators, num_evaluators
+from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.ranks.wire import (
-    RankContext,
-    add_rank,
-    edges,
-    notes,
-    single_policy,
-)
+from sampleforge.topologies.ranks.rank import RankContext, add_rank
+from sampleforge.topologies.ranks.wire import edges, notes, single_policy
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
@@ -87,8 +82,7 @@ def wire_world(
     policy = single_policy(config.algo, policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0
-    workers = world.size + leads * num_evaluators(config)
-    graph = GraphBuilder(config.algo, workers, config, start, hooks)
+    graph = GraphBuilder(config, start, hooks)
     new_model = NetworkMaker(algorithm, config, spec, start.seed)
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
@@ -97,31 +91,29 @@ def wire_world(
         graph,
         new_model,
         plan,
-        start,
-        policy.save,
+        policy,
         played,
         board,
         GroupEpoch(0, world.size),  # no rank is replaced alone: torchrun restarts all of them
+        [graph.new_row() for _ in range(world.size)],
         metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
     )
     join = WorldRendezvous(rendezvous, backend, config.rank_timeout, device)
     node, exchange, weights = add_rank(context, join, world.local_rank)
-    if world.attempt and leads:
-        graph.counters.row(0)["restarts"] += 1
     evaluation = AddedEvaluators()
-    if leads:  # in the row below those of the ranks on other machines
-        evaluation = add_evaluators(graph, config, weights, new_model, start, "rank 0", world.size)
+    if leads:
+        evaluation = add_evaluators(graph, config, weights, new_model, "rank 0")
     group = PolicyGroup(
         policy.id,
         (node,),
         exchange,
         weights,
-        plan.lag.limit,
+        plan.max_policy_lag,
         synchronous=True,
         evaluations=evaluation.results,
         resources=(board,),
     )
-    return graph.build(
+    wired = graph.build(
         groups=[group],
         edges=[*edges(world.size), *evaluation.edges],
         notes=[
@@ -131,3 +123,6 @@ def wire_world(
         episodes=known,
         progress=AgreedProgress(**vars(graph.progress), ranks=(world.rank,)),
     )
+    if world.attempt and leads:
+        wired.counters.row(0)["restarts"] += 1
+    return wired

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.env.seeding import DATASET_STREAM
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.shares import Shares
-from sampleforge.shared.counters import Progress
+from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ActingMaker, PolicySeeds
+from sampleforge.topologies.builders import ActingMaker, PolicySeeds, ResumePoint
+from sampleforge.topologies.channels import ActorChannels
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.graph import Edge, GraphBuilder
-from sampleforge.topologies.policy_groups import GroupParts
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
-from sampleforge.topologies.sampling import ActorChannels
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.given_actions import DatasetRows
 from sampleforge.workers.inference import LocalInference
@@ -50,58 +50,43 @@ def shares_of(config: ReplayRunConfig, plan: ReplayPlan) -> Shares | None:
     return Shares(tuple(source_of), tuple(weights))
 
 
+@dataclass(frozen=True)
+class DatasetSeed:
+    """The seed of the order of a dataset, another one in each life of its actor."""
+
+    start: ResumePoint
+    dataset: int
+    actor: int
+    lives: RestartBudget
+
+    def __call__(self) -> list[int]:
+        start, life = self.start, self.lives.life(self.actor)
+        return [start.seed, DATASET_STREAM, self.dataset, start.resumes, life]
+
+
 def add_dataset_actors(
-    graph: GraphBuilder,
-    channels: ActorChannels,
-    exchange: ReplayExchange,
-    parts: GroupParts,
-    config: ReplayRunConfig,
-    plan: ReplayPlan,
+    graph: GraphBuilder, channels: ActorChannels, group: GroupWiring[ReplayExchange]
 ) -> None:
     """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
-    spec = exchange.slots.shape.spec
+    config, exchange, start = group.config, group.exchange, group.policy.start
+    spec, lives = exchange.slots.shape.spec, channels.restart_budget
     folders = dataset_folders(config, spec)
     precision, _ = choose_precision(config, ACTS_ON, config.model.has_pixels(spec.observations))
     for number, folder in enumerate(folders):
-        index, start = plan.num_workers + number, parts.policy.start
-        seeds = PolicySeeds(index, start, channels.restart_budget)
-        life = partial(channels.restart_budget.life, index)
-        seed = partial(_seed, start.seed, number, start.resumes, life)
+        index = group.plan.num_workers + number
+        seed = DatasetSeed(start, number, index, lives)
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
-        weights = parts.channels.weights
         place = partial(ActingPlace, precision=precision, given=rows.actions)
-        new_acting = ActingMaker(parts.new_model, weights, seeds, ACTS_ON, place)
-        inference = LocalInference(new_acting, exchange.slots, 1, index)
-        port = PolicyPort(0, exchange, inference)
-        wakeup = channels.wakeups[index]
-        graph.add(
-            "dataset",
-            partial(_dataset_actor, number, index, rows, port, channels, graph.progress),
-            wakeup,
-            Placement(niceness=config.worker_niceness),
-            RestartAlone(channels.restart_budget, index),
+        seeds = PolicySeeds(index, start, lives)
+        acting = ActingMaker(group.new_model, group.channels.weights, seeds, ACTS_ON, place)
+        port = PolicyPort(0, exchange, LocalInference(acting, exchange.slots, 1, index))
+        row, wakeup = graph.new_row(), channels.wakeups[index]
+        worker = ActorWorker(
+            index, [rows.make], [port], channels.episodes, wakeup, graph.progress, row
         )
-
-
-def _dataset_actor(
-    number: int,
-    index: int,
-    rows: DatasetRows,
-    port: PolicyPort,
-    channels: ActorChannels,
-    progress: Progress,
-    counter_row: int,
-) -> ActorWorker:
-    wakeup = channels.wakeups[index]
-    worker = ActorWorker(
-        index, [rows.make], [port], channels.episodes, wakeup, progress, counter_row
-    )
-    worker.name = f"dataset {number}"
-    return worker
-
-
-def _seed(seed: int, number: int, resumes: int, life: Callable[[], int]) -> list[int]:
-    return [seed, DATASET_STREAM, number, resumes, life()]
+        worker.name = f"dataset {number}"
+        placement = Placement(niceness=config.worker_niceness)
+        graph.add("dataset", worker, row, wakeup, placement, RestartAlone(lives, index))
 
 
 def dataset_edges(config: ReplayRunConfig, plan: ReplayPlan, shards: str) -> tuple[Edge, ...]:

@@ -18,8 +18,10 @@ from sampleforge.replay.sample_source import SampleSource
 from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ReplayRunConfig
+from sampleforge.topologies.rendezvous import learner_devices
 from sampleforge.topologies.replay.channels import ReplayChannels
 from sampleforge.topologies.replay.plan import ReplayPlan
 
@@ -29,11 +31,12 @@ def sample_batches(
     plan: ReplayPlan,
     start: ResumePoint,
     replay: ReplayChannels,
-    devices: Sequence[str],
-    relay: SampleRelay | None,
+    wakeups: Sequence[Wakeup],
 ) -> list[SampleBatches]:
-    """Return what each of the learners on ``devices`` learns from. ``relay``: from learner 0 to the
-    others."""
+    """Return what each of the learners with these ``wakeups`` learns from. Learner 0 relays the
+    samples to the others."""
+    devices, followers = learner_devices(config, plan.device), wakeups[1:]
+    relay = SampleRelay(followers, config.prefetch_batches) if followers else None
     shard_choice = None
     if start.resume is not None and replay.archive.where.saved is not None:
         shard_choice = start.resume.plain()["shard_choice"]

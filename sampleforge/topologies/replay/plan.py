@@ -52,6 +52,10 @@ class ReplayPlan(SamplerPlan):
         return self.num_workers + self.dataset_actors
 
     @property
+    def servers(self) -> int:
+        return self.num_policy_workers + len(self.stored_slots)
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of the replay: slots, compressed frames and priorities."""
         return self.slot_bytes + self.frame_bytes + self.tree_bytes
@@ -197,29 +201,28 @@ def slot_shape(
 ) -> SlotShape:
     """Return the shape of the replay's slots. ``frame_buffers``: number of slots that may have raw
     frames at a time (None: all)."""
-    rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
-    parameters = recorded_parameters(config, spec)
-    if sequences is None:
-        return SlotShape(
-            *(plan.rollout, rows, spec, state_size, algorithm.columns(config), True, frame_buffers),
-            finished=ITEM_COLUMNS,
-            final_obs=True,
-            parameters=parameters,
-        )
-    rollout = sequences.overlap + plan.rollout
-    return SlotShape(
-        *(
-            rollout,
-            rows,
-            spec,
-            state_size,
-            algorithm.columns(config),
-            True,
-            frame_buffers,
-            sequences,
-        ),
-        parameters=parameters,
+    sequences = config.sequences
+    shape = SlotShape(
+        plan.rollout if sequences is None else sequences.overlap + plan.rollout,
+        plan.rows,
+        spec,
+        config.model.state_size,
+        algorithm.columns(config),
+        True,
+        frame_buffers,
+        sequences,
+        parameters=recorded_parameters(config, spec),
     )
+    if sequences is not None:
+        return shape
+    return replace(shape, finished=ITEM_COLUMNS, final_obs=True)
+
+
+def stored_shape(
+    algorithm: Algorithm, config: ReplayRunConfig, plan: ReplayPlan, spec: EnvSpec
+) -> SlotShape:
+    """Return the shape of the slots of a replay whose sizes are known."""
+    return slot_shape(algorithm, config, plan, spec, plan.frame_buffers)
 
 
 def _item_ratio(ratio: float | None, each: ItemSteps) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.shared.restart_budget import RestartBudget
-from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
@@ -25,14 +23,13 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     initial_weights,
-    new_state,
 )
+from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import StoredRunConfig
-from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
+from sampleforge.topologies.evaluator import add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.learner_group import LearnerMaker, add_learners, add_only_learner
+from sampleforge.topologies.learner_group import LearnerMaker, add_learners
 from sampleforge.topologies.rendezvous import member_devices
-from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.topologies.stored.plan import StoredPlan
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 
@@ -51,20 +48,15 @@ def wire_stored(
     if len(policies) != 1:
         raise ConfigError(f"{config.algo} learns one policy, but {len(policies)} are asked for")
     policy = policies[0]
-    graph = GraphBuilder(config.algo, 1 + num_evaluators(config), config, start, hooks)
+    graph = GraphBuilder(config, start, hooks)
     new_model = NetworkMaker(algorithm, config, spec, policy.start.seed)
     weights = initial_weights(new_model, policy.start)
     none = RestartBudget(0, 0)
     channels = GroupChannels(weights, None, [], [], wakeups(1), none, none)
     batches = _stored_batches(config, plan, spec, policy, graph.progress)
-    prepare = partial(_fit_units, batches, policy.start)
-    maker = LearnerMaker(plan, new_model, policy, [batches], prepare=prepare)
-    if config.serial:
-        learners = add_only_learner(graph, channels, maker)
-    else:
-        snapshot = StateSnapshot(new_state(new_model, plan, policy.start))
-        learners = add_learners(graph, config, channels, maker, snapshot, None)
-    evaluation = add_evaluators(graph, config, weights, new_model, start)
+    maker = LearnerMaker(new_model, plan, policy, batches, fit=_fit_units)
+    learners = add_learners(graph, config, channels, [maker])
+    evaluation = add_evaluators(graph, config, weights, new_model)
     group = PolicyGroup(
         policy.id,
         learners.nodes,
@@ -126,9 +118,6 @@ def _findable(source: Source) -> Source:
     return source._replace(name=str(folder.absolute())) if folder.exists() else source
 
 
-def _fit_units(
-    batches: StoredBatches, start: ResumePoint, learner: Any, device: torch.device
-) -> None:
-    """Fit a new learner to the data, if it does not resume."""
-    if start.resume is None:
-        learner.fit_units(batches.mixture)
+def _fit_units(learner: Any, batches: StoredBatches) -> None:
+    """Fit a new learner to the data."""
+    learner.fit_units(batches.mixture)

@@ -1,0 +1,224 @@
+"""One rank: its slots, its weights, and the worker that samples and learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sampleforge.data.rollout_queue import RolloutQueue, sender
+from sampleforge.peers.group import Rendezvous
+from sampleforge.peers.group_epoch import GroupEpoch
+from sampleforge.peers.progress_board import Board
+from sampleforge.rollouts.batch_source import SlotBatches
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.runtime.numa import memory_on, node_of
+from sampleforge.runtime.processes import available_cores
+from sampleforge.shared.records import Episodes, EpisodesOf
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import (
+    NetworkMaker,
+    PolicySeeds,
+    PolicyStart,
+    acting_maker,
+    initial_weights,
+)
+from sampleforge.topologies.config import RanksRunConfig
+from sampleforge.topologies.env_makers import MakeEnv, env_makers, in_threads
+from sampleforge.topologies.graph import GraphBuilder, Node
+from sampleforge.topologies.learner_group import LearnerMaker
+from sampleforge.topologies.ranks.plan import acts_on_device, slot_shape, with_room
+from sampleforge.topologies.restarts import RestartInGroup
+from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
+from sampleforge.workers.inference import LocalInference
+from sampleforge.workers.learner import LearnerSettings
+from sampleforge.workers.preemption import Preemption
+from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.rank_sync import MetricsSync
+from sampleforge.workers.stepping import Stepping, SteppingInRounds
+from sampleforge.workers.stream import PolicyPort
+from sampleforge.workers.worker import Placement
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """The arguments that all ranks of a process share. ``rows``: the counter row of each rank, also
+    of those on other machines. ``snapshot``: the state from which new ranks resume if none
+    survives. ``metrics_sync``: set if the ranks share no memory. ``recorded``: the
+    queue to the recorder (None: nothing is recorded)."""
+
+    graph: GraphBuilder
+    new_model: NetworkMaker
+    plan: Plan
+    policy: PolicyStart
+    episodes: Episodes
+    board: Board
+    group_epoch: GroupEpoch
+    rows: Sequence[int]
+    snapshot: StateSnapshot | None = None
+    metrics_sync: MetricsSync | None = None
+    recorded: RolloutQueue | None = None
+
+    @property
+    def config(self) -> Any:
+        return self.new_model.config
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.new_model.spec
+
+
+def add_rank(
+    context: RankContext, join: Rendezvous, local_rank: int | None = None
+) -> tuple[Node, SlotExchange, SharedWeights]:
+    """Add one rank, with slots and weights that only it uses. ``local_rank``: its number on this
+    machine (default: its rank)."""
+    plan = dataclasses.replace(context.plan, device=join.device)
+    context = dataclasses.replace(context, plan=plan)
+    graph, config, rank, wakeup = context.graph, context.config, join.rank, Wakeup()
+    shape = slot_shape(context.new_model.algorithm, config, context.spec, plan.rows, join.size)
+    placement = rank_placement(config, plan, rank if local_rank is None else local_rank)
+    with memory_on(node_of(placement.cores)):
+        slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
+        weights = initial_weights(context.new_model, context.policy.start)
+    exchange = SlotExchange(slots, [wakeup], [wakeup])
+    envs = env_makers(
+        rank, config, plan, context.policy.start, context.group_epoch, graph.hooks.tasks
+    )
+    if config.variable_experience:
+        envs = in_threads(envs, wakeup)
+    preemption = _preemption(context, join)
+    callbacks = graph.hooks.of_worker(rank)  # one copy: the rank is one worker
+    batches = SlotBatches(exchange, slots.count, torch.device(plan.device), synchronous=True)
+    settings = LearnerSettings(
+        context.rows[rank],
+        wakeup,
+        graph.progress,
+        context.policy.save,
+        weights,
+        plan.learner_threads,
+        counts_updates=rank == 0,
+        callbacks=callbacks,
+    )
+    worker = RankWorker(
+        _group_member(context, join, batches, weights),
+        _rank_actor(context, join, exchange, weights, wakeup, envs, preemption, callbacks),
+        batches,
+        settings,
+        graph.counters,
+        preemption,
+    )
+    node = graph.add(
+        "rank",
+        worker,
+        context.rows[rank],
+        wakeup,
+        placement,
+        RestartInGroup(context.group_epoch),
+        envs,
+        in_checkpoint=rank == 0 and context.snapshot is None,
+    )
+    return node, exchange, weights
+
+
+def _preemption(context: RankContext, join: Rendezvous) -> Preemption:
+    config, plan = context.config, context.plan
+    at_once = plan.num_splits if config.variable_experience else 1
+    return Preemption(
+        context.board,
+        join.rank,
+        join.size,
+        plan.rollout * at_once,
+        config.sync_fraction,
+        config.min_rollout_fraction,
+        at_once,
+    )
+
+
+def _rank_actor(
+    context: RankContext,
+    join: Rendezvous,
+    exchange: SlotExchange,
+    weights: SharedWeights,
+    wakeup: Wakeup,
+    envs: Sequence[MakeEnv],
+    preemption: Preemption,
+    callbacks: WorkerCallbacks | None,
+) -> ActorWorker:
+    """Return the actor of a rank."""
+    config, plan, rank = context.config, context.plan, join.rank
+    on_device = acts_on_device(config, plan.device, context.spec)
+    new_acting = acting_maker(
+        context.new_model,
+        weights,
+        plan,
+        PolicySeeds(rank, context.policy.start, context.group_epoch),
+        context.graph.progress,
+        device=plan.device if on_device else None,
+    )
+    # All ranks end after the same update. An actor that stopped sampling at the limit by itself
+    # would keep the other ranks waiting for its gradients.
+    endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
+    ends_early = preemption.ends if join.size > 1 else None
+    inference = LocalInference(
+        new_acting,
+        exchange.slots,
+        plan.num_splits,
+        rank,
+        together=config.variable_experience,
+        device=plan.device if on_device else "cpu",
+    )
+    stepping = Stepping(ends_early)
+    if config.variable_experience:
+        steps = with_room(config, plan.num_splits * plan.rollout, join.size)
+        stepping = SteppingInRounds(exchange, steps, ends_early)
+    return ActorWorker(
+        0,
+        envs,
+        [PolicyPort(0, exchange, inference, sender(context.recorded, rank))],
+        EpisodesOf(context.episodes, rank),
+        wakeup,
+        endless,
+        context.rows[rank],
+        stepping=stepping,
+        callbacks=callbacks,
+    )
+
+
+def _group_member(
+    context: RankContext, join: Rendezvous, batches: SlotBatches, weights: SharedWeights
+) -> GroupMember:
+    """Return the membership of a rank in the group."""
+    # torchrun replaces all ranks at once: waiting for a single one would be in vain.
+    timeout = REPLACEMENT_TIMEOUT if context.metrics_sync is None else 0.0
+    return GroupMember(
+        join.rank,
+        context.rows[join.rank],
+        join.join,
+        LearnerMaker(context.new_model, context.plan, context.policy, batches, varies=True),
+        weights,
+        context.graph.progress,
+        context.graph.stop,
+        context.group_epoch,
+        debug=context.config.debug,
+        metrics_sync=context.metrics_sync,
+        snapshot=context.snapshot,
+        replacement_timeout=timeout,
+    )
+
+
+def rank_placement(config: RanksRunConfig, plan: Plan, local_rank: int) -> Placement:
+    """Return the placement of a rank: the ranks of a machine are pinned to its cores in turn."""
+    cores = available_cores()
+    pinned_to = (cores[local_rank % len(cores)],) if plan.pin_actors else None
+    return Placement(pinned_to, config.worker_niceness)
