@@ -117,8 +117,8 @@ class SeatVector(EnvVector):
         self._ended = np.logical_or(out.terminated, out.truncated)
         if self._lost:
             self._drop_lost(out)
-        if self._dropped or self._breaking or self._any_broken:
-            self._mask_dropped(out)
+        if self.guard.drops:
+            self._drop_not_finite(out)
         episodes = self._finish_episodes() if np.count_nonzero(self._ended) else []
         self._ended = np.logical_not(present)
         return episodes

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.interface import stage, stage_of
-from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.env.starting import tell_of_row, told_of_rows

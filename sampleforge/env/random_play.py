@@ -26,7 +26,7 @@ class RandomPlay:
         self.vector = make_vector(config, rows, row_seeds(seed, 0, 0, rows))
         self.seats = [(seat, own_outputs(seat.spec, rows)) for seat in self.vector.seats]
         for seat, _ in self.seats:
-            seat.not_finite.bounds_far = False
+            seat.guard.bounds_far = False
         self.episodes: list[Episode] = []
         self._bounds = [Bounds(seat) for seat in self.vector.seats]
         self._rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ class RandomPlay:
 
     def not_finite(self) -> str | None:
         """Return the first value so far that was not finite, in words, or None."""
-        events = (seat.not_finite.first for seat, _ in self.seats)
+        events = (seat.guard.first for seat, _ in self.seats)
         return next(filter(None, events), None)
 
     def out_of_bounds(self) -> str | None:

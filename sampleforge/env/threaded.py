@@ -32,7 +32,7 @@ class ThreadedVector(EnvVector):
         inner = self._inner
         spec = dataclasses.replace(inner.spec, asynchronous=True)
         super().__init__(spec, inner.num_rows)
-        self.not_finite = inner.not_finite
+        self.guard = inner.guard
         self._out = own_outputs(spec, inner.num_rows)
         self._step: Future[list[Episode]] | None = None
         self._closed = False

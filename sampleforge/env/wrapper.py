@@ -35,7 +35,7 @@ class VectorWrapper(EnvVector):
     valid_rows = _of_inner("valid_rows")
     rebuilt = _of_inner("rebuilt")
     fault = _of_inner("fault")
-    not_finite = _of_inner("not_finite")
+    guard = _of_inner("guard")
 
     def __init__(self, inner: EnvVector) -> None:
         # The state of a step is the inner vector's alone, so that of the base class is not made.

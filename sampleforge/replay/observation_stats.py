@@ -94,7 +94,7 @@ class ObservationStats:
 
         An observation is real if the step from it is valid. A step that is not valid may begin with
         the final observation of an episode, after which another episode begins: this observation is
-        real, unless the step before it was dropped as well (see `sampleforge.env.not_finite`). The
+        real, unless the step before it was dropped as well (see `sampleforge.env.guard`). The
         step before the rollout is not known here, and counts as valid.
         """
         steps = self._steps

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.env.not_finite import NotFiniteError
+from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.threads import limit_threads
@@ -282,10 +282,10 @@ class ActorWorker(EventDriven):
         steps = np.count_nonzero(out.valid)
         self._count["env_steps"][0] += steps
         self._count["env_frames"][0] += steps * split.env.spec.frame_skip
-        events = stream.env.not_finite
-        if events.dropped_steps != stream.dropped_steps:
-            self._count_dropped(split, events.dropped_steps - stream.dropped_steps, events.first)
-            stream.dropped_steps = events.dropped_steps
+        guard = stream.env.guard
+        if guard.dropped_steps != stream.dropped_steps:
+            self._count_dropped(split, guard.dropped_steps - stream.dropped_steps, guard.first)
+            stream.dropped_steps = guard.dropped_steps
 
     def _count_rebuilt(self, split: Split) -> None:
         if split.env.rebuilt != split.rebuilt:
@@ -318,10 +318,10 @@ class ActorWorker(EventDriven):
     def _tell_of_far_values(self, split: Split, stream: Stream) -> None:
         """Count the numbers that were far beyond all others, and warn of the first one of each leaf
         and of the first reward."""
-        events = stream.env.not_finite
-        self._count["far_values"] += events.far_values + stream.far_values
-        events.far_values = stream.far_values = 0
-        for what, text in {**stream.first_far, **events.first_far}.items():
+        guard = stream.env.guard
+        self._count["far_values"] += guard.far_values + stream.far_values
+        guard.far_values = stream.far_values = 0
+        for what, text in {**stream.first_far, **guard.first_far}.items():
             if what in self._told_of_far:
                 continue
             self._told_of_far.add(what)

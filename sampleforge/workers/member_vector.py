@@ -64,7 +64,7 @@ class MemberVector(VectorWrapper):
         vector = self._make(segment.seed)
         # These count the faults of all environments of this worker.
         vector.rebuilt, vector.fault = before.rebuilt, before.fault
-        vector.not_finite = before.not_finite
+        vector.guard = before.guard
         self.inner, self._segment = vector, segment.number
         self._shape_rewards()
         vector.reset(out.obs)

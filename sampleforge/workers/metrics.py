@@ -79,7 +79,7 @@ class DivergedError(RuntimeError):
 class Divergence:
     """Counts the gradient steps that were skipped because their gradient was not finite, in
     ``skipped_updates`` of the worker's counters, and warns of the first. Observations and rewards
-    are finite at this point (`sampleforge.env.not_finite`).
+    are finite at this point (`sampleforge.env.guard`).
 
     ``counts``: whether this worker counts for all learners of its policy and warns."""
 

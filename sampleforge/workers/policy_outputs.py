@@ -1,6 +1,6 @@
 """The check that a policy's outputs are finite, made before a rollout is handed over.
 
-The env vector lets only finite observations through (`sampleforge.env.not_finite`), but a network
+The env vector lets only finite observations through (`sampleforge.env.guard`), but a network
 can still overflow on them. Then the row is dropped for that rollout, and its recurrent state is
 zeroed; the other rows are kept.
 """

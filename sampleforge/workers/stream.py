@@ -271,7 +271,7 @@ class Stream:
         """Return the first observation of the complete rollout that is outside of what its space
         declares, in words; None if there is none. Not looked at: stacks, which are stored apart,
         and rows in which values were zeroed because they were not finite."""
-        if self.env.not_finite.first:
+        if self.env.guard.first:
             return None
         if self._bounds is None:
             self._bounds = Bounds(self.env)

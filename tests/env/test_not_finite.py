@@ -18,7 +18,7 @@ import torch
 
 from sampleforge.api import train
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.not_finite import NotFiniteError
+from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.registry import make_vector
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, Episode, own_outputs
@@ -105,16 +105,16 @@ def test_a_value_that_is_not_finite_costs_only_its_row_a_step_or_an_episode(
     assert of_good_rows[0] == of_good_rows[1]
     lost = good.valid[:, 0].sum() - played.valid[:, 0].sum()
     assert lost <= LENGTH + 1
-    assert played.vector.not_finite.first.startswith(f"{FAKES}:NotFinite")
+    assert played.vector.guard.first.startswith(f"{FAKES}:NotFinite")
     if where == "first":
         return
-    assert played.vector.not_finite.dropped_steps >= 2, "one of row 0, one of row 3"
+    assert played.vector.guard.dropped_steps >= 2, "one of row 0, one of row 3"
     in_place = backend in ("single", "threaded", "disabled")
     if where in ("final", "final_reward") or in_place:
         assert lost <= 1 + in_place, "the row goes on with another episode at once"
     what = "the reward is" if "reward" in where else "observation leaf 'obs' holds"
     assert f"row 0: {'final ' * (backend in BACKENDS[3:] and where == 'final')}{what}" in (
-        played.vector.not_finite.first
+        played.vector.guard.first
     )
 
 
@@ -125,7 +125,7 @@ def test_a_bad_final_observation_of_a_terminated_episode_is_zeroed_and_no_step_i
     played = play(make(backend, where="final", every=1, after=1, ending="terminate"), 300)
     good = play(make(backend, where="never", ending="terminate"), 300)
     assert (played.valid == good.valid).all() and played.episodes == good.episodes
-    assert played.vector.not_finite.first == "" and not played.vector.not_finite.dropped_steps
+    assert played.vector.guard.first == "" and not played.vector.guard.dropped_steps
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,7 +152,7 @@ def test_a_first_observation_that_is_never_finite_raises_an_error() -> None:
 def test_an_episode_that_counts_resets_the_number_of_events() -> None:
     """At least one episode of 8 steps between any two; without, the 10th would be an error."""
     played = play(make("single", where="obs", every=20), 1000)
-    assert played.vector.not_finite.dropped_steps >= 2 * 40
+    assert played.vector.guard.dropped_steps >= 2 * 40
 
 
 def test_good_steps_reset_the_number_of_events_if_episodes_never_end() -> None:
@@ -162,7 +162,7 @@ def test_good_steps_reset_the_number_of_events_if_episodes_never_end() -> None:
     for _ in range(150 * 20):
         vector.send({"action": np.ones(ROWS, np.int64)})
         vector.recv(out)
-    assert vector.not_finite.dropped_steps == 2 * 20
+    assert vector.guard.dropped_steps == 2 * 20
     vector.close()
 
 
@@ -369,3 +369,16 @@ def test_a_learner_that_cannot_save_says_which_tensor(tmp_path: Path) -> None:
             pass
         model = training.graph.groups[0].learner.worker._learner.model  # type: ignore[attr-defined]
         next(p for n, p in model.named_parameters() if n.endswith("bias")).data.fill_(np.nan)
+
+
+def test_a_guard_that_goes_on_with_new_environments_keeps_its_counts_and_forgets_the_rows() -> None:
+    vector = make_vector(EnvConfig(env="tests.support.envs:CodeEnv"), 2, [0, 1])
+    guard, out = vector.guard, own_outputs(vector.spec, 2)
+    out.obs["obs"][0, 1] = np.nan
+    guard.begin(out.obs, lambda row, obs: False)
+    assert guard.drops, "row 0 could not begin again: it is dropped to the end of its episode"
+    guard.drop(out, np.zeros(2, np.bool_))
+    first = guard.first
+    guard.begin(own_outputs(vector.spec, 2).obs, lambda row, obs: False)
+    assert not guard.drops
+    assert (guard.dropped_steps, guard.first) == (1, first) and "row 0" in first

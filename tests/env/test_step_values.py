@@ -157,7 +157,7 @@ def test_an_int_beyond_all_floats_is_infinite(made: Make) -> None:
     assert [number_of(10**400), number_of(-(10**400))] == [np.inf, -np.inf]
     vector = made("WrongEnv", "reward", 10**400)
     (out,) = stepped(vector)
-    assert out.valid.tolist() == [True, False, False] and "reward is inf" in vector.not_finite.first
+    assert out.valid.tolist() == [True, False, False] and "reward is inf" in vector.guard.first
 
 
 def test_a_mask_that_first_comes_at_a_step_is_refused(made: Make) -> None:

@@ -260,7 +260,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
             rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
-            # Observations of invalid steps are left out: some are zeros (env.not_finite).
+            # Observations of invalid steps are left out: some are zeros (env.guard).
             valid = batch.valid.flatten()
             self.model.normaliser.update(leaves, valid, self._gather)
 

@@ -341,7 +341,7 @@ class Notes:
     def _check(self) -> None:
         """Note values that are not finite or outside of their bounds."""
         play, played = self._play, self._played
-        dropped = sum(seat.not_finite.dropped_steps for _, seat, _ in self._seats)
+        dropped = sum(seat.guard.dropped_steps for _, seat, _ in self._seats)
         value = play.not_finite()
         if value is not None and dropped != self._dropped:
             self._dropped = dropped
