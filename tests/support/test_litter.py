@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ def age(folder: Path, seconds: int = 3600) -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A folder in which nothing has changed for an hour."""
-    for folder in ("a/b", ".git", "__pycache__", "x.egg-info"):
-        (tmp_path / folder).mkdir(parents=True)
+    for name in ("a/b", ".git", "__pycache__", "x.egg-info"):
+        (tmp_path / name).mkdir(parents=True)
     for file in ("top.txt", "a/code.py", "a/b/deep.txt", ".git/HEAD", "x.egg-info/PKG-INFO"):
         (tmp_path / file).touch()
     for folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
@@ -48,10 +49,16 @@ def test_files_that_come_and_go_are_seen(root: Path) -> None:
 def test_a_folder_that_has_not_changed_is_not_read_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listing, scan, read = Listing(root), os.scandir, []
+    listing, scan = Listing(root), os.scandir
+    read: list[str] = []
+
+    def scandir(path: str) -> Any:
+        read.append(path)
+        return scan(path)
+
     first = listing.files()
     (root / "a" / "b" / "new.txt").touch()
-    monkeypatch.setattr("os.scandir", lambda path: read.append(path) or scan(path))
+    monkeypatch.setattr("os.scandir", scandir)
     assert listing.files() == first | {str(root / "a" / "b" / "new.txt")}
     assert read == [str(root / "a" / "b")]
 
