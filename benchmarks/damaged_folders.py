@@ -541,10 +541,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    started, processes = time.perf_counter(), len(os.sched_getaffinity(0))
+    started = time.perf_counter()
+    processes = min(len(os.sched_getaffinity(0)), 1 + args.count // 500)  # a start takes a while
+    parts = [range(first, args.count, processes) for first in range(processes)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        parts = [range(first, args.count, processes) for first in range(processes)]
-        results = list(pool.map(partial(measure, seed=args.seed), parts))
+        in_turn = map if processes == 1 else pool.map
+        results = list(in_turn(partial(measure, seed=args.seed), parts))
     took, used = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     tallies = {name: _sum([r.tallies[name] for r in results]) for name in DAMAGES}
     code, outside, left = ([x for r in results for x in r[i]] for i in (1, 2, 3))

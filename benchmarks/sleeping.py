@@ -39,8 +39,7 @@ from sampleforge.models.config import ModelConfig
 
 HERE = Path(__file__).resolve().parent
 ACTORS = (1, 2, 4, 8, 16, 32, 64)
-SLEEP_S = 0.02
-"""Of a step in the scaling over actors."""
+SLEEP_S = 0.02  # of a step in the scaling over actors
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MODEL = ModelConfig(separate_critic=False)
 RANKS = (1, 2, 4, 8, 16)

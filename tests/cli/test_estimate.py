@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sampleforge.api import load_policy
 from sampleforge.cli import main
 from sampleforge.data.dataset import StoredEpisode
 from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.tools.estimate.fitted_q import cross_fitted_q
 from tests.support.recorded import recorded, write_dataset
 from tests.support.serial_runs import run_serially
 
@@ -141,6 +143,14 @@ def independent(episodes: list[StoredEpisode], value: bool) -> list[StoredEpisod
     return [dataclasses.replace(e, independent=np.full(len(e), value)) for e in episodes]
 
 
+@pytest.fixture
+def rough_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Q-function is fitted, but only roughly: for tests of which episodes it is fitted to."""
+    rough = partial(cross_fitted_q, iterations=2, updates=5)
+    monkeypatch.setattr("sampleforge.tools.estimate.estimation.cross_fitted_q", rough)
+
+
+@pytest.mark.usefixtures("rough_fits")
 def test_episodes_that_were_not_drawn_independently_are_left_out_and_said(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +204,7 @@ def test_an_episode_in_several_parts_is_one_episode(
     assert result["steps"] == expected["steps"] and "2 episodes were left out" in said
 
 
+@pytest.mark.usefixtures("rough_fits")
 def test_episodes_that_begin_beside_one_that_is_cut_are_left_out_and_said(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
