@@ -54,7 +54,7 @@ class SearchMethod(Checked):
     """How a sweep searches."""
 
     algo: str = ""
-    """appo, apex or ddppo."""
+    """The algorithm, as for train."""
     preset: str | None = None
     """Preset whose settings the trials begin with."""
     trials: int | None = None
