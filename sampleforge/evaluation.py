@@ -117,11 +117,7 @@ def evaluate(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )
         observers.alive()
-        resources.enter_context(told_of_rows(observers.alive))
-        envs = _rows(env, episodes or EPISODES, seed, contestant, observers)
-        warn = partial(observers.display.message, level="warning")
-        resources.callback(close_in_time, envs, warn, observers.close_s)
-        resources.callback(observers.alive)
+        envs = _rows(env, episodes or EPISODES, seed, contestant, observers, resources)
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
         contestant.meet(envs, group)
@@ -166,12 +162,24 @@ class _Contestant:
 
 
 def _rows(
-    env: EnvConfig, episodes: int, seed: int, contestant: _Contestant, observers: Observers
+    env: EnvConfig,
+    episodes: int,
+    seed: int,
+    contestant: _Contestant,
+    observers: Observers,
+    resources: ExitStack,
 ) -> EnvVector:
-    """Make the env rows that play: the camera's one row, or as many as ``episodes`` can use."""
+    """Make the env rows that play: the camera's one row, or as many as ``episodes`` can use.
+    ``resources`` closes them."""
+    resources.enter_context(told_of_rows(observers.alive))
     if observers.camera is not None:
-        return observers.camera.row(env, seed, contestant.id)
-    return evaluation_envs(env, episodes, seed)
+        envs = observers.camera.row(env, seed, contestant.id)
+    else:
+        envs = evaluation_envs(env, episodes, seed)
+    warn = partial(observers.display.message, level="warning")
+    resources.callback(close_in_time, envs, warn, observers.close_s)
+    resources.callback(observers.alive)
+    return envs
 
 
 def _contestant(

@@ -16,13 +16,22 @@ LEARNER_HYPERPARAMETERS = (
     "reward_scale",
 )
 APPO_LOSS_HYPERPARAMETERS = (
-    *("clip_ratio", "value_clip", "value_coeff", "exploration_coeff", "kl_coeff"),
-    *("gae_lambda", "vtrace_rho", "vtrace_c"),
+    "clip_ratio",
+    "value_clip",
+    "value_coeff",
+    "exploration_coeff",
+    "kl_coeff",
+    "gae_lambda",
+    "vtrace_rho",
+    "vtrace_c",
 )
 DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
 """The discount is not among them, because the n-step returns of stored experience depend on it."""
 MARWIL_HYPERPARAMETERS = (
-    *("learning_rate", "max_grad_norm", "advantage_exponent", "max_advantage_weight"),
+    "learning_rate",
+    "max_grad_norm",
+    "advantage_exponent",
+    "max_advantage_weight",
     "value_coeff",
 )
 """The discount is not among them, because the returns of the data are computed once."""

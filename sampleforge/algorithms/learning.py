@@ -43,13 +43,16 @@ class Learner(Protocol):
 
     ``version``: the policy version, which never goes back. ``env_steps``: those that have led to
     its weights. ``tag``: plain values that others keep with its state. ``model``: the network that
-    is published. ``averaging`` connects it with the learners of the same policy in other processes.
+    is published. ``copies``: the names, in the state, of the networks that hold older weights of
+    ``model``, and get other weights with it. ``averaging`` connects it with the learners of the
+    same policy in other processes.
     """
 
     version: int
     env_steps: int
     tag: dict[str, Any]
     averaging: Averaging
+    copies: tuple[str, ...]
 
     @property
     def model(self) -> nn.Module: ...
@@ -92,8 +95,11 @@ class GradientLearner(Generic[Model, Config]):
     learner with those of the same policy in other processes (None: there are none).
 
     ``version``, the policy version, is the number of gradient steps, skipped ones included.
-    ``env_steps`` and ``tag``: see `Learner`; the process around the learner sets them.
+    ``env_steps`` and ``tag``: see `Learner`; the process around the learner sets them. A subclass
+    with copies of ``model`` among the ``others`` names them in ``copies``.
     """
+
+    copies: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -78,8 +78,6 @@ class Overlap:
     def _step_columns(self) -> dict[str, Array]:
         """Return the columns [slots, T or T+1, rows, ...] with an entry per step, except frames."""
         slots = self._slots
-        skip = {
-            *("states", "sequence_error", "sequence_usable"),
-            *(f"obs/{n}" for n in slots.stacks),
-        }
+        stacks = {f"obs/{n}" for n in slots.stacks}
+        skip = {"states", "sequence_error", "sequence_usable"} | stacks
         return {n: column.numpy() for n, column in slots.columns().items() if n not in skip}

@@ -103,7 +103,9 @@ def seat_mapping(
                 f"--num-policies {len(spec.agent_groups)}"
             )
         pick = choose_mapping(
-            *(max(1, len(own)), plan, seed),
+            max(1, len(own)),
+            plan,
+            seed,
             synchronous=synchronous,
             overlapping=overlapping,
             population=population,

@@ -226,7 +226,9 @@ class EvaluatorConfig(Checked):
     def _check_unused(self) -> None:
         """Raise ConfigError for a setting of evaluations in a run without evaluations."""
         usual: dict[str, Any] = {
-            **{"num_evaluators": 1, "evaluation_env": None, "evaluation_env_kwargs": {}},
+            "num_evaluators": 1,
+            "evaluation_env": None,
+            "evaluation_env_kwargs": {},
             "evaluation_function": None,
         }
         for name, default in usual.items():

@@ -261,7 +261,9 @@ class EvaluatorWorker(EventDriven):
             log.warning(
                 "%d of %d episodes of the evaluation were cut at %d steps, because the environment "
                 "has no time limit; --max-episode-steps sets one",
-                *(cut, len(player.played), player.limit),
+                cut,
+                len(player.played),
+                player.limit,
             )
 
     def _report(self, evaluation: Evaluation) -> None:

@@ -19,8 +19,6 @@ from sampleforge.spec import ENV_PREFIX
 
 RNG = "rng/"
 """Beginning of the names of random generators in the tensors of a learner's state."""
-NETWORKS = ("model/", "target/")
-"""Beginnings of the names of the weights in a learner's state; a learner may lack the second."""
 LOAD = "load"
 """The kind of request by which the driver asks a learner to load a state: see `StateLoad`."""
 
@@ -73,9 +71,9 @@ class LearnerChange:
         if self.plain:
             generators = {name: tensor for name, tensor in own.items() if name.startswith(RNG)}
             return {**generators, **self.tensors}, dict(self.plain)
-        for network in NETWORKS:
-            given = {network + n.removeprefix("model/"): t for n, t in self.tensors.items()}
-            own |= {name: tensor for name, tensor in given.items() if name in own}
+        weights = {name.removeprefix("model/"): tensor for name, tensor in self.tensors.items()}
+        for network in ("model", *learner.copies):
+            own |= {f"{network}/{name}": tensor for name, tensor in weights.items()}
         return own, plain
 
 

@@ -111,8 +111,16 @@ class Split:
         against = self._opponent(game)
         return [
             EpisodeRecord(
-                *(self._actor, self.index, game.row, part.ret, part.length, part.player, seat),
-                *(*against, len(trained) - number, game.length),
+                self._actor,
+                self.index,
+                game.row,
+                part.ret,
+                part.length,
+                part.player,
+                seat,
+                *against,
+                len(trained) - number,
+                game.length,
             )
             for number, (seat, part) in enumerate(trained, 1)
         ]

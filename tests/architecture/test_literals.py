@@ -9,9 +9,6 @@ import pytest
 
 from tests.support import REPO
 
-NOT_YET = frozenset({"algorithms", "rollouts", "topologies", "workers"})
-"""Parts of the package that still splat literals: a part that is done leaves this set."""
-
 
 def splatted(source: str) -> list[int]:
     """Return the line numbers of the literal tuples, lists and dicts that ``source`` splats."""
@@ -40,30 +37,13 @@ def has_names(value: ast.expr) -> bool:
     )
 
 
-def splatting_parts() -> dict[str, list[str]]:
-    """Part of the package (or ``envs``) -> ``file:line`` of its splatted literals."""
-    found: dict[str, list[str]] = {}
-    for folder in ("sampleforge", "envs"):
-        for path in sorted((REPO / folder).rglob("*.py")):
-            place = path.relative_to(REPO)
-            part = place.parts[1].removesuffix(".py") if folder == "sampleforge" else folder
-            lines = splatted(path.read_text(encoding="utf-8"))
-            found.setdefault(part, []).extend(f"{place}:{line}" for line in lines)
-    return found
-
-
 def test_literals_are_written_out() -> None:
     assert [
-        place
-        for part, places in splatting_parts().items()
-        for place in places
-        if part not in NOT_YET
+        f"{path.relative_to(REPO)}:{line}"
+        for folder in ("sampleforge", "envs")
+        for path in sorted((REPO / folder).rglob("*.py"))
+        for line in splatted(path.read_text(encoding="utf-8"))
     ] == []
-
-
-def test_a_part_that_is_done_is_not_excepted() -> None:
-    found = splatting_parts()
-    assert [part for part in sorted(NOT_YET) if not found.get(part)] == []
 
 
 @pytest.mark.parametrize(

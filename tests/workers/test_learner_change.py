@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.algorithms.learning import GradientLearner, Update
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
@@ -229,6 +230,34 @@ def test_weights_that_the_driver_sends_leave_the_rest_and_are_loaded_once(tmp_pa
     assert member.hyperparameters() == same.hyperparameters()
     older, _ = request(tmp_path, 2, 0.25)
     assert follower.has_loaded(member, older), "a request before it would not undo it"
+
+
+class WithTarget(GradientLearner[Any, Any]):
+    """Has another network, "target", with tensors of the same names as the published one's."""
+
+    def __init__(self, copies: tuple[str, ...]) -> None:
+        self.copies = copies
+        others, device = {"target": model_of(CHOSEN)}, torch.device("cpu")
+        super().__init__(
+            model_of(CHOSEN), CHOSEN, (), device=device, precision="fp32", others=others
+        )
+
+    def update(self, batch: Any, progress: float) -> Update:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("copies", [(), ("target",)])
+def test_other_weights_are_those_of_the_networks_alone_that_are_copies(
+    tmp_path: Path, copies: tuple[str, ...]
+) -> None:
+    learner, (load, weights) = WithTarget(copies), request(tmp_path, 1, 0.5)
+    before = learner.state()[0]
+    load.read().put_into(learner)
+    after = learner.state()[0]
+    for name, given in weights.items():
+        assert torch.equal(after[name], given)
+        target = name.replace("model/", "target/")
+        assert torch.equal(after[target], given if copies else before[target])
 
 
 def test_learners_load_a_state_only_once_all_have_been_asked_for_the_same(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
     process around it.
     """
 
+    copies: tuple[str, ...] = ("target",)
+
     def __init__(
         self,
         model: QNetwork,
