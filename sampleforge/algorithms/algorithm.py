@@ -29,8 +29,8 @@ def never(config: Any) -> bool:
 
 @dataclass(frozen=True)
 class LearnerPlace:
-    """Where a learner learns, beside which others. ``noise_seed``: of the noise that its passes
-    draw; ``seed``: of all else. ``batch_size``: the nominal env steps of a batch whose size varies
+    """Where a learner learns, beside which others. ``noise_seed`` seeds the noise that its passes
+    draw, ``seed`` all else. ``batch_size``: the nominal env steps of a batch whose size varies
     (None: it does not). ``share``: the part of each batch that it has, if there are several."""
 
     device: torch.device

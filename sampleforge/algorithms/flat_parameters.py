@@ -131,7 +131,8 @@ def _chunk(parameters: list[Tensor]) -> Chunk:
 
 
 class Optimiser(Protocol):
-    """An optimiser of `FlatParameters`. ``state``: of each chunk, by name, a tensor [n] or []."""
+    """An optimiser of `FlatParameters`. ``state`` has, for each chunk, tensors [n] or [] by
+    name."""
 
     flat: FlatParameters
     eps: float

@@ -304,9 +304,9 @@ OPPONENT = "opponent"
 
 @dataclass(frozen=True)
 class PolicyRoles:
-    """The policies of a run. ``ids``: of all of them, but for `OPPONENT`; ``trained``: the ids of
-    those that it trains; ``frozen``: those that act but are not trained, each with the run folder
-    of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
+    """The policies of a run. ``ids``: those of all of them, but for `OPPONENT`; ``trained``: those
+    of the ones that it trains; ``frozen``: those that act but are not trained, each with the run
+    folder of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
 
     ids: tuple[str, ...]
     trained: tuple[str, ...]

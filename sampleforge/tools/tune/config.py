@@ -15,7 +15,8 @@ FOR_SPEED = ("allow_learning_changes",)
 
 @dataclass(frozen=True)
 class TuneConfig(Checked):
-    """``goal``: what the flags are for; ``algo``: as for train."""
+    """What a tuning searches. ``goal``: what the flags are for; ``algo``: the algorithm, as for
+    train."""
 
     env: str
     algo: str
