@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,7 @@ import pytest
 
 from tests.support import REPO
 from tests.support.command_server import COMMAND_SERVER, popen_by_exec
-from tests.support.core import is_core, listed
+from tests.support.core import is_core, momentary
 from tests.support.folders import IN_USE, named_in, opened_unchanged
 from tests.support.litter import SESSION, Footprint
 from tests.support.processes import (
@@ -104,7 +104,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    with deadline(item, "call"):
+    core = item.get_closest_marker("core") is not None
+    with deadline(item, "call"), momentary(item.nodeid) if core else nullcontext():
         return (yield)
 
 
@@ -117,10 +118,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of the inner loop, before `-m core` selects them."""
-    long = listed()
     for item in items:
         marks = (marker.name for marker in item.iter_markers())
-        core = is_core(item.nodeid.split("[")[0], marks, getattr(item, "fixturenames", ()), long)
+        core = is_core(marks, getattr(item, "fixturenames", ()))
         if core and item.path.is_relative_to(REPO):  # elsewhere the marker is not known
             item.add_marker(pytest.mark.core)
 

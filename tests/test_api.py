@@ -67,6 +67,7 @@ def test_the_public_names_are_listed_and_there() -> None:
     assert all(getattr(sf, name) is not None for name in sf.__all__)
 
 
+@pytest.mark.long
 def test_the_trainer_step_by_step(tmp_path: Path) -> None:
     config = sf.AppoConfig(
         env="CartPole-v1",
@@ -92,6 +93,7 @@ def test_the_trainer_step_by_step(tmp_path: Path) -> None:
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", ["appo", "apex", "ddppo"])
 def test_training_again_and_again_holds_no_more_descriptors(tmp_path: Path, algo: str) -> None:
     make = {"appo": sf.AppoConfig, "apex": sf.ApexConfig, "ddppo": sf.DdppoConfig}[algo]

@@ -137,6 +137,7 @@ def test_a_loaded_policy_acts_as_eval_does(
     assert len(steps) > 1 or case == "blackjack"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_batch_is_acted_on_as_its_observations_one_by_one(
     case: str, run_of: Callable[[str], Path]
@@ -194,6 +195,7 @@ def test_drawn_actions_are_those_of_a_stochastic_evaluation(
         assert is_same(mine, action)
 
 
+@pytest.mark.long
 def test_no_module_of_the_environment_is_imported(
     run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

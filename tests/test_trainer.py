@@ -167,6 +167,7 @@ def test_a_handler_of_the_program_stays_in_charge(tmp_path: Path) -> None:
 # ---- several at once ----
 
 
+@pytest.mark.long
 def test_two_trainers_in_turn_learn_what_each_learns_alone(tmp_path: Path) -> None:
     """Serial ones, to the bit: neither their events, their threads nor their seeds meet."""
     threads = torch.get_num_threads()
@@ -199,6 +200,7 @@ class Named(Callback):
         episode.custom_metrics[self._name] = 1.0
 
 
+@pytest.mark.long
 def test_serial_trainers_in_two_threads_learn_what_each_learns_alone(tmp_path: Path) -> None:
     """To the bit, and what their environments report does not get mixed."""
     found: dict[str, dict[str, Any]] = {}
@@ -271,6 +273,7 @@ def shifted(weights: Mapping[str, Any]) -> dict[str, Any]:
             for n, w in weights.items()}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", ["appo", "apex", "ddppo"])
 def test_weights_reach_the_learner_and_the_actors_with_a_raised_version(
     tmp_path: Path, algo: str
@@ -347,6 +350,7 @@ def test_weights_of_another_model_are_refused_before_anything_changes(tmp_path: 
         assert trainer.session.graph.groups[0].weights.version == version
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [sf.AppoConfig, sf.ApexConfig])
 def test_a_saved_state_is_restored_to_the_bit_into_another_run(tmp_path: Path, make: Any) -> None:
     more = {**SMALL, "serial": True, **(APEX if make is sf.ApexConfig else {})}
@@ -447,6 +451,7 @@ def test_an_evaluation_function_evaluates_for_the_trainer_too(tmp_path: Path) ->
     assert (again["asked"], again["seed"], again["stochastic"]) == (7, 77, 1.0)
 
 
+@pytest.mark.long
 def test_each_policy_has_the_model_of_its_own_agents(tmp_path: Path) -> None:
     """Two walkers with one number and two actions, a caller with two numbers and a Box action."""
     mixed = config(tmp_path, env="tests.support.multi_agent:MixedGoals", num_policies=2)

@@ -34,6 +34,7 @@ def over_ranks(config: AppoConfig, shares: list[list[Batch]], way: str = "memory
     return on_ranks(len(shares), work, way)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -73,6 +74,7 @@ def test_n_ranks_learn_what_one_rank_with_all_their_rows_learns(
     assert state[normaliser] == sum(int(batch.valid.sum()) for batch in whole)
 
 
+@pytest.mark.long
 def test_ranks_learn_the_same_through_shared_memory_and_through_gloo() -> None:
     """But for the order of two ranks' sums, which is one for two."""
     chosen, shares = config(), [[rows(b, i, i + 4) for b in batches("none")] for i in (0, 4)]
@@ -83,6 +85,7 @@ def test_ranks_learn_the_same_through_shared_memory_and_through_gloo() -> None:
             assert torch.equal(tensor, gloo[name]), name
 
 
+@pytest.mark.long
 def test_a_rank_without_valid_rows_takes_part_in_the_averaging() -> None:
     chosen = config()
     whole = [dataclasses.replace(b, valid=b.valid.clone()) for b in batches("none")]

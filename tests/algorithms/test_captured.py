@@ -45,6 +45,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         assert torch.equal(tensor, other[name]), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
     [
@@ -86,6 +87,7 @@ def test_updates_from_a_graph_are_those_without_one(
     assert graphs.recorded == 3, "one until the state is loaded, one until hyperparameters change"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimiser", ["adam", "rmsprop"])
 def test_q_learning_from_a_graph_is_that_without_one(optimiser: Any) -> None:
     """With another exponent of the importance weights in every update; batches that lack evicted

@@ -76,6 +76,7 @@ def test_the_seed_alone_decides() -> None:
     assert not torch.equal(episode(noise(0.5)), episode(noise(0.5, seed=2)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 def test_actions_of_a_run_are_correlated_within_episodes(inference: str) -> None:
     """Pendulum: the policy's mean is near 0 at first, so that actions are the noise."""

@@ -36,6 +36,7 @@ def rates_of(chosen: AppoConfig, count: int) -> list[float]:
     return [metrics["learning_rate"] for _, metrics in updates(chosen, count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [3e-6, 1e-4, 8e-3])
 def test_with_one_step_per_batch_the_rate_settles(start: float) -> None:
     """Measured before the step, the KL is always 0, and the rate goes to its cap and stays there.

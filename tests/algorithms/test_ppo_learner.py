@@ -19,6 +19,7 @@ from tests.support.literal_ppo import gradients_of, parts_of
 from tests.support.variants import slow
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("core", "advantage"),
     [

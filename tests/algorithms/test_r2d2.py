@@ -197,6 +197,7 @@ def maze(batch: int, state_size: int) -> tuple[Sequences, torch.Tensor, torch.Te
     return found, junction, cues
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["gru", "lstm", "none"])
 def test_a_core_learns_to_remember(core: str) -> None:
     """The answer is right always, and half of the time without memory."""

@@ -91,6 +91,7 @@ class Episodes(Callback):
         self.played.setdefault(where, []).append((episode.ret, episode.length))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [AppoConfig, ApexConfig])
 def test_reported_returns_are_those_of_the_raw_rewards(tmp_path: Path, cls: Any) -> None:
     """In training and in evaluations, whatever is learned from."""

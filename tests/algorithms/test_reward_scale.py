@@ -38,6 +38,7 @@ def cues(**env_kwargs: Any) -> AppoConfig:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("power", [-20, 20])
 @pytest.mark.parametrize(
     "more",

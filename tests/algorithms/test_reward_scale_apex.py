@@ -60,6 +60,7 @@ def cues(*, env_kwargs: dict[str, Any], **more: Any) -> ApexConfig:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("power", [-20, 20])
 @pytest.mark.parametrize(
     "more",
@@ -96,6 +97,7 @@ def learned(chosen: ApexConfig) -> tuple[dict[str, torch.Tensor], np.ndarray, di
     return worker._learner.model.state_dict(), first, worker.handle("metrics", None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_rewards_of_any_size_are_learned_alike(scale: float) -> None:
     """Random: .25 of ``scale``; a mean of .85 is reached despite the rows that explore."""

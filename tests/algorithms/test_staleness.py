@@ -122,6 +122,7 @@ def test_ranks_agree_on_which_minibatches_have_valid_rows() -> None:
     assert on_ranks(2, work) == [(NEW + 1, 1.0)] * 2
 
 
+@pytest.mark.long
 def test_a_batch_without_valid_rows_ends_an_iteration_of_the_ranks(tmp_path: Path) -> None:
     """Every second step is that of an env that begins its next episode; each is a batch, after
     which the ranks agree on whether to end, and, with --debug, compare their weights."""
@@ -241,6 +242,7 @@ def test_a_limit_that_is_left_open_follows_the_expected_lag() -> None:
     assert "--max-policy-lag" not in graph.describe()
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_with_many_steps_per_batch_learns_from_all_that_it_samples() -> None:
     """A batch has 160 gradient steps: all rows that were under way are beyond a fixed limit of
     100 versions, for ever."""
@@ -292,6 +294,7 @@ def mostly_stale(monkeypatch: pytest.MonkeyPatch, **more: Any) -> AppoConfig:
     return config(num_workers=2, batch_size=16, max_policy_lag=0, serial=True, **more)
 
 
+@pytest.mark.long
 def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = mostly_stale(
         monkeypatch,
@@ -310,6 +313,7 @@ def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.summary["updates"] > 0, "what is fresh is learned from"
 
 
+@pytest.mark.long
 def test_a_benchmark_warns_that_its_learner_does_not_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,8 +150,8 @@ def table(sizes: Mapping[str, Size]) -> str:
     return "\n\n".join(paragraphs)
 
 
-def main() -> None:
-    files = files_of_checkout(ROOT)
+def main(root: Path = ROOT) -> None:
+    files = files_of_checkout(root)
     both = {"trainer and tools": {**files["trainer"], **files["tools"]}}
     print(table({name: size_of(part) for name, part in {**both, **files}.items()}))
 

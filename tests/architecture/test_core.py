@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPO
-from tests.support.core import is_core, listed, too_long
+from tests.support.core import LIMIT_S, is_core, momentary
 
 ROOMS = sorted(
     folder.relative_to(REPO / "sampleforge").as_posix()
@@ -50,20 +50,13 @@ def core_tests(room: str) -> list[str]:
         test
         for path in folder.glob("test_*.py")
         for test, marks, fixtures in read_tests(path)
-        if is_core(test, marks, fixtures, listed())
+        if is_core(marks, fixtures)
     ]
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_room_of_the_package_has_a_core_test(room: str) -> None:
     assert core_tests(room), f"no test of {room} is in this process and takes a moment"
-
-
-def test_every_long_test_exists() -> None:
-    known = {
-        test for path in (REPO / "tests").rglob("test_*.py") for test, _, _ in read_tests(path)
-    }
-    assert listed() - known == frozenset(), "take these out of tests/not_core.txt"
 
 
 def test_the_marker_is_given_as_the_rule_says(request: pytest.FixtureRequest) -> None:
@@ -78,6 +71,7 @@ def test_the_marker_is_given_as_the_rule_says(request: pytest.FixtureRequest) ->
         (("multiprocess",), (), False),
         (("slow",), (), False),
         (("gpu",), (), False),
+        (("parametrize", "long"), (), False),
         ((), ("run_cli",), False),
         ((), ("tmp_path", "start_cli"), False),
     ],
@@ -85,15 +79,17 @@ def test_the_marker_is_given_as_the_rule_says(request: pytest.FixtureRequest) ->
 def test_processes_and_minutes_are_not_core(
     marks: tuple[str, ...], fixtures: tuple[str, ...], core: bool
 ) -> None:
-    assert is_core("tests/a/test_b.py::test_c", marks, fixtures, frozenset()) == core
+    assert is_core(marks, fixtures) == core
 
 
-def test_what_is_listed_is_not_core() -> None:
-    assert not is_core("tests/a.py::test_b", (), (), frozenset({"tests/a.py::test_b"}))
-
-
-def test_a_test_is_too_long_if_one_of_its_variants_is() -> None:
-    case = '<testcase classname="tests.a.test_b" name="{}" time="{}"/>'
-    cases = [("test_c[x]", 0.1), ("test_c[y[0]]", 2.0), ("test_d", 0.1), ("test_e", 0.3)]
-    times = f"<s>{''.join(case.format(name, time) for name, time in cases)}</s>"
-    assert too_long(times) == ["tests/a/test_b.py::test_c", "tests/a/test_b.py::test_e"]
+def test_a_core_test_that_has_become_long_fails_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = iter([10.0, 10.0 + LIMIT_S / 2, 20.0, 20.0 + LIMIT_S])
+    said = pytest.raises(AssertionError, match=r"test_b took 3\.0 s .* mark it `long`")
+    with monkeypatch.context() as patch:  # this test is measured as well
+        patch.setattr("time.process_time", lambda: next(seconds))
+        with momentary("tests/a.py::test_short"):
+            pass
+        with said, momentary("tests/a.py::test_b"):
+            pass

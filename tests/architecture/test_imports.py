@@ -99,11 +99,13 @@ def test_every_part_has_a_floor() -> None:
     assert parts <= set(FLOOR_OF), "write these into FLOORS: where do they belong?"
 
 
+@pytest.mark.long
 def test_imports_point_down() -> None:
     """Lazy imports and those for type checkers count: they are knowledge too."""
     assert [text for found in all_imports() if (text := peer_mismatch(found))] == []
 
 
+@pytest.mark.long
 def test_parts_do_not_import_each_other_in_a_circle() -> None:
     ours = [f for f in all_imports() if f.importer.startswith("sampleforge.")]
     edges = [
@@ -112,10 +114,12 @@ def test_parts_do_not_import_each_other_in_a_circle() -> None:
     assert circle(edges) is None
 
 
+@pytest.mark.long
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert circle((f.importer, f.target) for f in all_imports() if f.at_import) is None
 
 
+@pytest.mark.long
 def test_flags_are_parsed_without_torch() -> None:
     """In a fresh interpreter, one after another, so that the first to bring torch is named; `env`
     and `check-env` too: their child process must start fast."""
@@ -135,6 +139,7 @@ def test_flags_are_parsed_without_torch() -> None:
     run_python(script)
 
 
+@pytest.mark.long
 def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
     """Not before it: the start would take a second longer."""
     script = (
@@ -153,6 +158,7 @@ def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
     run_python(script)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["train", "--help"], ["train", "appo", "--help"], ["train", "apex", "--help"]],
@@ -171,6 +177,7 @@ def test_help_needs_no_torch(words: list[str]) -> None:
     run_python(script)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algo",
     [

@@ -80,6 +80,7 @@ def test_every_folder_of_the_whole_exists() -> None:
     assert missing == []
 
 
+@pytest.mark.long
 def test_no_module_imports_a_test_module() -> None:
     wrong = {
         dotted(path): targets

@@ -37,6 +37,7 @@ def has_names(value: ast.expr) -> bool:
     )
 
 
+@pytest.mark.long
 def test_literals_are_written_out() -> None:
     assert [
         f"{path.relative_to(REPO)}:{line}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -61,12 +62,15 @@ def test_every_file_of_the_checkout_is_in_one_part() -> None:
     assert all(path.startswith("benchmarks/") for path in parts["benchmarks"])
 
 
-def test_the_command_prints_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
+def test_the_command_prints_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sampleforge" / "topologies").mkdir(parents=True)
+    (tmp_path / "sampleforge" / "topologies" / "box.py").write_text(TEXT)
+    main(tmp_path)
     printed = capsys.readouterr().out.split("\n\n")
     assert [paragraph.splitlines()[0] for paragraph in printed] == [
         *("trainer and tools", "trainer", "tools", "benchmarks", "tests")
     ]
+    assert ["19" in paragraph for paragraph in printed] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

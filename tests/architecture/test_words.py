@@ -8,6 +8,8 @@ import re
 from collections import defaultdict
 from functools import cache
 
+import pytest
+
 from tests.support import REPO
 
 
@@ -23,6 +25,7 @@ def places_of_classes() -> dict[str, list[str]]:
     return dict(places)
 
 
+@pytest.mark.long
 def test_no_class_name_is_given_twice() -> None:
     places = places_of_classes()
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

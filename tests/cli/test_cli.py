@@ -73,6 +73,7 @@ def test_flags_make_a_config():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("typed", ["1e6", "1000000", "1_000_000", "1.0e6"])
 def test_whole_numbers_may_be_typed_with_an_exponent(typed, tmp_path):
     config = parse_config("apex", ["--env", "X", "--train-for-env-steps", typed])
@@ -95,6 +96,7 @@ def test_every_flag_has_a_help_text(algo, capsys):
     assert "(none:" not in " ".join(lines) and "{None}" not in " ".join(lines)
 
 
+@pytest.mark.long
 def test_describe_prints_the_wiring_without_training(capsys, tmp_path):
     args = ["--env", "CartPole-v1", "--num-workers", "2", "--num-envs-per-worker", "4"]
     assert main(["describe", "appo", *args]) == 0
@@ -130,6 +132,7 @@ def test_settings_are_checked_after_preset_file_and_flags_are_joined(own_presets
         parse_config("appo", ["--preset", "toy"])
 
 
+@pytest.mark.long
 def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
     with pytest.raises(ConfigError, match=r"Unknown appo preset tioy\. Did you mean toy"):
         parse_config("appo", ["--preset", "tioy"])
@@ -206,6 +209,7 @@ def test_presets_are_listed_and_printed(own_presets, capsys):
     assert capsys.readouterr().out == own_presets.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algo", "name"), [(algo, name) for algo in ALGOS for name in presets.preset_names(algo)]
 )

@@ -64,6 +64,7 @@ def log_probs(policy: LoadedPolicy, episode: StoredEpisode) -> np.ndarray[Any, A
         return distribution.log_prob(taken).numpy()  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_on_the_policys_own_episodes_every_estimate_but_one_is_their_mean(
     run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_json_alone_a_discount_and_clipped_ratios(
     assert any("clipped to 1" in text for text in result["warnings"])
 
 
+@pytest.mark.long
 def test_a_greedy_policy_says_so_where_the_episodes_do_not_fit_it(
     run: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +152,7 @@ def rough_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sampleforge.tools.estimate.estimation.cross_fitted_q", rough)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("rough_fits")
 def test_episodes_that_were_not_drawn_independently_are_left_out_and_said(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,6 +181,7 @@ def test_episodes_that_were_not_drawn_independently_are_left_out_and_said(
     assert "in 15 the actions were not drawn independently" in said
 
 
+@pytest.mark.long
 def test_an_episode_in_several_parts_is_one_episode(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +208,7 @@ def test_an_episode_in_several_parts_is_one_episode(
     assert result["steps"] == expected["steps"] and "2 episodes were left out" in said
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("rough_fits")
 def test_episodes_that_begin_beside_one_that_is_cut_are_left_out_and_said(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -268,6 +273,7 @@ def test_what_a_recording_lacks_is_said(
     assert "are rather long ones: the estimates are biased towards short episodes" in said
 
 
+@pytest.mark.long
 def test_box_actions_of_an_earlier_version_are_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

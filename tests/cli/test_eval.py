@@ -112,6 +112,7 @@ class Said:
         self.looks.append((done, total, return_mean))
 
 
+@pytest.mark.long
 def test_a_hundred_episodes_are_played_by_default(
     capsys: pytest.CaptureFixture[str], trained: Path
 ) -> None:

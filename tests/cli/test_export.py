@@ -72,6 +72,7 @@ def test_an_onnx_file_plays_the_episodes_of_its_checkpoint(
     assert len(steps) > 4
 
 
+@pytest.mark.long
 def test_the_last_line_says_what_was_written(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +86,7 @@ def test_the_last_line_says_what_was_written(
     assert "spec" not in found
 
 
+@pytest.mark.long
 def test_each_policy_of_several_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +123,7 @@ def test_flags_that_do_not_fit_an_onnx_file_are_refused(
     assert message.replace("FILE", file) in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_file_of_other_spaces_is_refused_with_the_difference(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from sampleforge.tools.plots.curves import read_curves
 RUN = "train appo --env CartPole-v1 --serial --num-envs-per-worker 4 --batch-size 128 --seed 1"
 
 
+@pytest.mark.long
 def test_policies_are_trained_shown_drawn_and_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

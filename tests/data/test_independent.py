@@ -43,6 +43,7 @@ RUNS: dict[str, tuple[SamplingConfig, set[int]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 def test_rows_that_do_not_draw_independently_are_marked(run: str, tmp_path: Path) -> None:
     config, marked = RUNS[run]

@@ -79,6 +79,7 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
     return with_learner(graph, maker), plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "unfinished"),
     [
@@ -107,6 +108,7 @@ def test_every_transition_from_data_alone_was_recorded(
     assert not graph.episodes.take(), "its returns are not those of the policy"
 
 
+@pytest.mark.long
 def test_a_run_from_data_alone_is_evaluated_in_the_environment(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "data", env=CODE)
     small: dict[str, Any] = {"serial": True, "quiet": True, "train_for_env_steps": 3000}
@@ -126,6 +128,7 @@ def test_a_run_from_data_alone_is_evaluated_in_the_environment(tmp_path: Path) -
     assert again.summary["env_steps"] >= 4000
 
 
+@pytest.mark.long
 def test_sources_fill_the_replay_in_the_proportion_of_their_weights(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "data")
     config = apex_config(
@@ -141,6 +144,7 @@ def test_sources_fill_the_replay_in_the_proportion_of_their_weights(tmp_path: Pa
     assert learner_worker(graph)._learner.checked > 1000
 
 
+@pytest.mark.long
 def test_sequences_with_recurrent_states_are_learned_from_data(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "data")
     config = apex_config(
@@ -159,6 +163,7 @@ def test_sequences_with_recurrent_states_are_learned_from_data(tmp_path: Path) -
     assert np.abs(slots.states[stored]).max() > 0, "those of the policy that learns"
 
 
+@pytest.mark.long
 def test_each_pass_reads_every_episode_once_in_another_order(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "data", env=SEEN, env_kwargs={"name": "code"})
     dataset = open_dataset(folder)
@@ -177,6 +182,7 @@ def test_each_pass_reads_every_episode_once_in_another_order(tmp_path: Path) -> 
     assert passes(1) == [first, second] and passes(2) != [first, second]
 
 
+@pytest.mark.long
 def test_a_dataset_of_other_spaces_is_refused_with_both(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "data")
     with pytest.raises(ConfigError) as error:
@@ -190,6 +196,7 @@ def test_a_dataset_of_other_spaces_is_refused_with_both(tmp_path: Path) -> None:
         wired(AppoConfig(env=SEEN, record=str(folder)))
 
 
+@pytest.mark.long
 def test_a_run_whose_dataset_cannot_be_used_gets_no_folder(tmp_path: Path) -> None:
     folder, run = recorded(tmp_path / "data"), tmp_path / "run"
     refused: dict[str, dict[str, Any]] = {
@@ -203,6 +210,7 @@ def test_a_run_whose_dataset_cannot_be_used_gets_no_folder(tmp_path: Path) -> No
         assert not run.exists()
 
 
+@pytest.mark.long
 def test_a_dataset_makes_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Minari makes the one that the metadata name if they have no spaces: that could run code."""
     folder = recorded(tmp_path / "data")

@@ -28,6 +28,7 @@ from tests.support.offline import PLAYED, SEEN, record, stored, wired
 from tests.support.recordings import CODE, check_code, config
 
 
+@pytest.mark.long
 def test_a_kill_at_any_moment_leaves_all_closed_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_the_dataset_says_how_many_episodes_a_killed_recorder_had(tmp_path: Path
     assert str(lost).endswith("when the recording was broken off, once")
 
 
+@pytest.mark.long
 def test_a_long_episode_in_parts_is_the_same_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_long_episode_in_parts_is_the_same_episode(
         assert read.tobytes() == seen[: len(read)].tobytes()
 
 
+@pytest.mark.long
 def test_first_episodes_that_decorrelation_shortens_are_marked_and_no_others(
     tmp_path: Path,
 ) -> None:
@@ -153,6 +156,7 @@ def test_first_episodes_that_decorrelation_shortens_are_marked_and_no_others(
         assert len(lengths[False]) >= 8 and set(lengths[False]) == {12}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["size", "disk"])
 def test_recording_ends_and_training_goes_on(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -181,6 +185,7 @@ def test_recording_ends_and_training_goes_on(
     assert bool(going_on) == (why == "size"), "so that it is seen what is missing"
 
 
+@pytest.mark.long
 def test_the_time_at_which_an_episode_began_is_recorded(tmp_path: Path) -> None:
     """In env steps of the run, to within a rollout: of four rows that take six steps in each. Also
     of an episode in several parts."""
@@ -193,6 +198,7 @@ def test_the_time_at_which_an_episode_began_is_recorded(tmp_path: Path) -> None:
             assert at % 4 == 0 and at // 4 <= step < at // 4 + 6
 
 
+@pytest.mark.long
 def test_a_trained_policy_is_recorded_episode_by_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +222,7 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
     assert {int(each.policy_version.min()) for each in episodes if each.policy_version is not None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["appo", "ddppo", "apex"])
 def test_a_run_shorter_than_a_rollout_is_recorded(algorithm: str, tmp_path: Path) -> None:
     """Every env step, also those of the rollouts that are in progress at the end."""

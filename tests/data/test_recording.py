@@ -41,6 +41,7 @@ RUNS: dict[str, SamplingConfig] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 def test_a_dataset_read_back_equals_what_was_sampled(run: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"

@@ -47,6 +47,7 @@ def slow(folder: Path, longest: int = 60) -> AppoConfig:
     return config(folder, serial=True, env_kwargs={"longest": longest}, decorrelate=False)
 
 
+@pytest.mark.long
 def test_what_is_kept_does_not_depend_on_how_long_episodes_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,6 +84,7 @@ def _number(episode: Any) -> int:
     return int(episode.observations["obs"][0, 1])
 
 
+@pytest.mark.long
 def test_an_actor_waits_for_the_episodes_that_are_being_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_an_actor_waits_for_the_episodes_that_are_being_recorded(
     assert sum(map(len, episodes)) + queue.dropped.steps == graph.total("env_steps")
 
 
+@pytest.mark.long
 def test_a_recorder_that_stands_still_does_not_hold_the_training(tmp_path: Path) -> None:
     """Its episodes are cut and counted, apart from those that were left out as a whole."""
     graph, _ = wired(slow(tmp_path / "data", longest=400))
@@ -122,6 +125,7 @@ def test_a_recorder_that_stands_still_does_not_hold_the_training(tmp_path: Path)
     assert sum(map(len, episodes)) + queue.dropped.steps == graph.total("env_steps")
 
 
+@pytest.mark.long
 def test_the_dataset_counts_what_all_its_recordings_have_dropped(tmp_path: Path) -> None:
     total = Dropped()
     for _ in range(2):

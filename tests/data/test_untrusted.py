@@ -264,6 +264,7 @@ def test_a_run_that_reads_a_bad_episode_ends_with_a_sentence(
     assert "episode 1 cannot be read: rewards declares the shape [100000000000]" in said
 
 
+@pytest.mark.long
 def test_an_estimate_that_reads_a_bad_episode_ends_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

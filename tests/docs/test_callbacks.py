@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sampleforge.api import train
 from sampleforge.run.callback import Callback
 from sampleforge.topologies.config import AppoConfig
@@ -25,6 +27,7 @@ def test_the_table_has_every_hook_where_it_runs() -> None:
     assert in_driver == set(places) - set(WORKER_HOOKS)
 
 
+@pytest.mark.long
 def test_the_examples_run(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "examples"}
     for block in re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL):

@@ -84,6 +84,7 @@ def four_numbers(config: MarwilConfig, folder: Path) -> str:
     return str(write_dataset(folder / "data", spec, episodes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_metric_of_a_run_is_explained(kind: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"record": str(tmp_path / "data")} if kind == "appo" else {}

@@ -44,6 +44,7 @@ TRAININGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", TRAININGS)
 def test_training_commands_parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPO / "examples")  # where the page says it is run

@@ -32,6 +32,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("env", "algo"), CASES)
 def test_a_run_with_defaults_trains_for_some_steps(
     env: str, algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ WALKERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_two_groups_of_agents_with_other_spaces_learn_and_are_evaluated(tmp_path: Path) -> None:
     """Chance gives 8 to a walker and about 11 to the caller, whose best returns are 16."""
     config = AppoConfig(
@@ -63,6 +64,7 @@ def test_two_groups_of_agents_with_other_spaces_learn_and_are_evaluated(tmp_path
     assert action.shape == (1,) and action[0] > 0.3
 
 
+@pytest.mark.long
 def test_q_networks_of_two_groups_of_agents_learn(tmp_path: Path) -> None:
     config = ApexConfig(
         **WALKERS,
@@ -79,6 +81,7 @@ def test_q_networks_of_two_groups_of_agents_learn(tmp_path: Path) -> None:
     assert played["episodes"] == 4
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_the_checkpoints_of_all_agent_groups(tmp_path: Path) -> None:
     config = AppoConfig(**WALKERS, train_for_env_steps=4000, run_dir=str(tmp_path))
     with Session(config) as session:
@@ -90,6 +93,7 @@ def test_a_run_goes_on_from_the_checkpoints_of_all_agent_groups(tmp_path: Path) 
     assert reports[-1]["env_steps"] >= 6000
 
 
+@pytest.mark.long
 def test_frozen_policies_act_with_the_weights_of_another_run(tmp_path: Path) -> None:
     one = AppoConfig(**WALKERS, train_for_env_steps=2000, run_dir=str(tmp_path / "one"))
     with Session(one) as session:

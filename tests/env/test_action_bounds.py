@@ -124,6 +124,7 @@ TOPOLOGIES: dict[str, tuple[Callable[..., AnyConfig], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "squash"),
     [("appo", True), ("ddppo", False), slow("appo", False), slow("ddppo", True)],

@@ -118,6 +118,7 @@ def test_a_value_that_is_not_finite_costs_only_its_row_a_step_or_an_episode(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_bad_final_observation_of_a_terminated_episode_is_zeroed_and_no_step_is_dropped(
     backend: str,
@@ -213,6 +214,7 @@ def config(topology: str, tmp_path: Path, **more: Any) -> AnyConfig:
     return TOPOLOGIES[topology](**{**given, **run, **more})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("topology", "where"),
     [
@@ -336,6 +338,7 @@ def test_a_policy_whose_outputs_are_never_finite_raises_an_error() -> None:
             pass
 
 
+@pytest.mark.long
 @LARGE
 def test_a_diverged_training_ends_with_the_remedies(tmp_path: Path) -> None:
     """Rewards are finite, their squares are not."""
@@ -359,6 +362,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_written(value: float, tmp_path: 
     assert found is not None and found[1].env_steps == 1
 
 
+@pytest.mark.long
 def test_a_learner_that_cannot_save_says_which_tensor(tmp_path: Path) -> None:
     training = Session(config("appo", tmp_path, serial=True, train_for_env_steps=400))
     with (

@@ -26,6 +26,7 @@ CONFIG = EnvConfig(
 )
 
 
+@pytest.mark.long
 def test_a_life_is_an_episode_of_training_and_a_game_one_of_evaluations() -> None:
     training, evaluation = make_vector(CONFIG, ROWS, range(ROWS)), evaluation_envs(CONFIG, ROWS, 0)
     assert "a life is an episode of training" in training.spec.protocol
@@ -33,6 +34,7 @@ def test_a_life_is_an_episode_of_training_and_a_game_one_of_evaluations() -> Non
     training.close(), evaluation.close()
 
 
+@pytest.mark.long
 def test_a_lost_life_is_terminal_and_the_game_goes_on() -> None:
     """With random actions; ALE itself plays the same games beside it."""
     vector = make_vector(CONFIG, ROWS, range(ROWS))

@@ -118,6 +118,7 @@ def atari() -> EnvConfig:
     return EnvConfig(env="ALE/Breakout-v5", env_kwargs={"max_num_frames_per_episode": 400})
 
 
+@pytest.mark.long
 def test_atari_protocol_and_seeds(atari: EnvConfig) -> None:
     actions = np.random.default_rng(0).integers(0, 4, (150, 3))
     vector = make_vector(atari, 3, [1, 2, 3])
@@ -138,6 +139,7 @@ def test_atari_protocol_and_seeds(atari: EnvConfig) -> None:
     assert np.array_equal(invalid[1:], ended[:-1])
 
 
+@pytest.mark.long
 def test_atari_single_backend_has_the_same_protocol(atari: EnvConfig) -> None:
     pytest.importorskip("cv2")
     vector = make_vector(replace(atari, decorrelate=False), 2, [1, 2])

@@ -43,6 +43,7 @@ def play(
     return vector, episodes, valid
 
 
+@pytest.mark.long
 def test_agents_that_act_at_once() -> None:
     vector, episodes, valid = play(KNIGHTS, 300)
     assert vector.spec.agents == ("archer_0", "archer_1", "knight_0", "knight_1")

@@ -45,6 +45,7 @@ def test_a_task_is_played_to_the_end_of_an_episode(task: str) -> None:
     play.close()
 
 
+@pytest.mark.long
 def test_a_task_is_trained_in_with_a_recurrent_core(tmp_path: Path) -> None:
     config = AppoConfig(
         env="popgym-RepeatFirstEasy-v0",

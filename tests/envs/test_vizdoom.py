@@ -73,6 +73,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 # ---- the environment ----
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # pygame's own
 @pytest.mark.parametrize(
     "env_id", ["VizdoomBasic-v1", "VizdoomHealthGatheringSupreme-MultiBinary-v1"]
@@ -119,6 +120,7 @@ def test_every_id_is_one_of_vizdooms_gymnasium_wrapper() -> None:
     assert not engines()
 
 
+@pytest.mark.long
 def test_rows_are_reproducible_and_timeouts_show_the_last_screen() -> None:
     actions = np.full((80, 2), LEFT)
     runs = []
@@ -167,6 +169,7 @@ def test_settings_are_in_the_protocol_and_checked() -> None:
         make_vector(replace(BASIC, env="VizdoomBasik-v1"), 1, [0])
 
 
+@pytest.mark.long
 def test_rises_of_health_are_rewarded_and_returns_are_reported_without_it() -> None:
     """Beside the same game without the reward."""
     plain = EnvConfig(env="VizdoomHealthGatheringSupreme-v1", decorrelate=False)
@@ -220,6 +223,7 @@ def test_an_engine_leaves_our_signal_handlers_in_place() -> None:
     assert received == [signal.SIGINT] * 2
 
 
+@pytest.mark.long
 def test_a_dead_engine_is_replaced() -> None:
     vector = make_vector(BASIC, 2, [1, 2])
     rollout(vector, np.zeros((2, 2), np.int64))
@@ -231,6 +235,7 @@ def test_a_dead_engine_is_replaced() -> None:
     assert not engines()
 
 
+@pytest.mark.long
 def test_the_probe_leaves_nothing() -> None:
     before = litter()
     assert probe(BASIC).observations["screen"].shape == (72, 128, 3)

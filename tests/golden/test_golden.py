@@ -108,6 +108,7 @@ def records() -> list[dict[str, Any]]:
     return recorded
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_weights_are_those_that_were_recorded(name: str) -> None:
     of_this = [record for record in records() if record["machine"] == machine()]
@@ -137,6 +138,7 @@ def losses() -> list[dict[str, float]]:
     return [{name: m[name] for name in COLUMNS} for _, m in updates(config, UPDATES, seed=7)]
 
 
+@pytest.mark.long
 def test_the_losses_are_those_that_were_recorded() -> None:
     """To 1 part in 1000, which leaves room for another processor's order of additions."""
     recorded = json.loads(LOSSES.read_text())

@@ -21,6 +21,7 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", HEADS)
 def test_cartpole_is_learned(head: str) -> None:
     """Random: 22 of 500. A mean of 50 over 20 episodes comes after 3 to 6 thousand steps."""

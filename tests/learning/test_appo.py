@@ -11,6 +11,8 @@ import pytest
 from sampleforge.api import Trainer
 from tests.support.learning import config, learn
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("core", ["none", "gru", "lstm"])
 def test_only_a_recurrent_core_remembers(core: str) -> None:

@@ -34,6 +34,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize(
     "more",

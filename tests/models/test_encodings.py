@@ -28,6 +28,7 @@ def model_of(observation: spaces.Space[Any], **config: Any) -> ActorCritic:
     return make_model(ModelConfig(**config), specs, action_specs(spaces.Discrete(3)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("categories", [(5000,), (3, 700, 1_000_000)])
 def test_each_code_is_embedded_in_a_vector_of_its_own(categories: tuple[int, ...]) -> None:
     """With few vectors even of a million codes; a number that is no code has none."""
@@ -81,6 +82,7 @@ def test_the_quick_passes_of_a_vector_take_numbers_of_any_type(dtype: Any) -> No
         assert torch.allclose(values, expected.values, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("normalises", [False, True])
 def test_images_of_all_layouts_are_encoded_as_those_of_three_axes(
@@ -109,6 +111,7 @@ def test_images_of_all_layouts_are_encoded_as_those_of_three_axes(
             assert torch.allclose(outputs[0], other, atol=1e-4)
 
 
+@pytest.mark.long
 def test_pixels_of_floats_are_scaled_as_bytes_are_and_planes_are_not() -> None:
     boards = torch.randint(0, 2, (9, 12, 12, 5))
     models = {

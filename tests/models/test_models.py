@@ -223,6 +223,7 @@ def test_passes_by_hand_and_in_numpy_are_left_to_torch_where_layers_are_normalis
         assert direct == (not layer_norm,) * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(8, 8, 3), (1, 20, 35), (10, 10, 10), (84, 84, 4), (9, 60, 1)])
 @pytest.mark.parametrize("family", [NatureCNN, ImpalaResNet])
 def test_images_of_every_size_work(shape: tuple[int, ...], family: Any) -> None:
@@ -339,6 +340,7 @@ def test_images_alone_need_no_normaliser() -> None:
     assert model_of(VECTOR, normalise_observations=False).normaliser is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(4, 12, 12), (12, 12, 3)])
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 @pytest.mark.parametrize("has_autocast", [False, True])

@@ -175,6 +175,7 @@ def test_epsilons_are_zero_with_noisy_nets_unless_given() -> None:
         assert ladder_of(DQN, chosen, plan).max().item() == pytest.approx(first)
 
 
+@pytest.mark.long
 def test_noisy_runs_are_repeatable_resumed_and_evaluated_by_their_means(tmp_path: Path) -> None:
     def run(name: str, env_steps: int) -> Path:
         chosen = apex_config(

@@ -156,6 +156,7 @@ def test_squashed_density_integrates_to_one_and_has_its_entropy(
     assert dist.entropy()[0].item() == pytest.approx(entropy.item(), abs=2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("std", [1e-3, 0.03, 0.3, 1.0, 2.0, 4.5, 10.0, 30.0])
 def test_squashed_entropy_is_the_integral_for_any_std(std: float) -> None:
     """To 1e-4, also where tanh is nearly a step within the distribution, and its gradient."""

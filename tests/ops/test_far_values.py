@@ -35,6 +35,7 @@ def test_a_far_value_is_bounded_and_leaves_the_typical_size_as_it_was(absurd: fl
     assert typical.takes(normal(101, 16, 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("growth", [1e2, 1e6, 1e12])
 def test_a_real_change_of_scale_is_followed_however_late(growth: float) -> None:
     typical = TypicalSize(few=0)

@@ -50,6 +50,7 @@ class Case:
         return PolicyTerms(self.layout, parameters, actions, squash=self.squash)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ACTIONS)
 def test_the_gradient_by_hand_is_that_of_finite_differences(name: str) -> None:
     case = Case(name, torch.float64)

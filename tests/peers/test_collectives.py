@@ -34,6 +34,7 @@ def tensor_of(rank: int, round: int, numel: int) -> torch.Tensor:
     return torch.randn(numel, generator=generator)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_all_reduce_all_gather_and_broadcast_give_every_rank_the_same(ranks: int, way: str) -> None:

@@ -94,6 +94,7 @@ def test_truncation_multiplies_by_1_2_or_0_8_or_draws_anew() -> None:
     assert (np.isclose(rates, 1.2e-3) | np.isclose(rates, 0.8e-3)).all(), "there is no range"
 
 
+@pytest.mark.long
 def test_the_chances_of_a_perturbation_and_of_a_reset() -> None:
     rule = explore_rule("sample-factory", APPO)
     first = {**APPO, "learning_rate": 1e-2}
@@ -107,6 +108,7 @@ def test_the_chances_of_a_perturbation_and_of_a_reset() -> None:
     assert 0.015 < together < 0.03, "independently of each other"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_stay_within_bounds_and_within_what_learners_take(variant: Variant) -> None:
     hyperparameters: dict[str, Any] = {**APPO, "value_clip": 1.0}
@@ -126,6 +128,7 @@ def test_values_stay_within_bounds_and_within_what_learners_take(variant: Varian
         assert 1e-4 <= found["learning_rate"] <= 2e-4
 
 
+@pytest.mark.long
 def test_values_of_the_q_learner_stay_within_what_it_takes() -> None:
     config = DqnConfig(learning_rate=5e-4)
     hyperparameters = values(config, DQN_HYPERPARAMETERS)

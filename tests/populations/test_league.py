@@ -77,6 +77,7 @@ def test_games_against_a_snapshot_that_has_left_are_not_counted():
     assert league.state() == before
 
 
+@pytest.mark.long
 def test_ratings_rise_from_snapshot_to_snapshot():
     league = played(LeagueRules(size=6), snapshots=20, games=400)
     fitted = league.fitted().ratings

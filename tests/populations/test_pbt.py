@@ -83,6 +83,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(t, other[n]) for n, t in one.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", [APPO, slow(APEX)], ids=["appo", "apex"])
 def test_a_serial_population_run_twice_is_bit_identical(config: AnyConfig, tmp_path: Path) -> None:
     found = [run(config, tmp_path / name) for name in "ab"]
@@ -101,6 +102,7 @@ def test_a_serial_population_run_twice_is_bit_identical(config: AnyConfig, tmp_p
     assert without_clock(events(tmp_path / "c")) != lineages[0] and other["seed"] == 4
 
 
+@pytest.mark.long
 def test_the_schedule_of_every_member_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     """By one run with one policy, in the same environments, from the first step to the last."""
     from sampleforge.populations.schedule import schedule_of
@@ -125,6 +127,7 @@ def test_the_schedule_of_every_member_is_replayed_bit_for_bit(tmp_path: Path) ->
     assert copied >= 2
 
 
+@pytest.mark.long
 def test_the_run_folder_has_the_schedule_of_the_best_member(tmp_path: Path) -> None:
     summary = run(APPO, tmp_path)
     schedule = json.loads((tmp_path / "schedule.json").read_text())
@@ -135,6 +138,7 @@ def test_the_run_folder_has_the_schedule_of_the_best_member(tmp_path: Path) -> N
     assert last == learner["hyperparameters"]
 
 
+@pytest.mark.long
 def test_a_lineage_says_what_was_done(tmp_path: Path) -> None:
     run(APPO, tmp_path)
     found = events(tmp_path)
@@ -163,6 +167,7 @@ def test_a_lineage_says_what_was_done(tmp_path: Path) -> None:
     assert set(scores.values()) == {MEMBERS}, "each member in each round"
 
 
+@pytest.mark.long
 def test_a_copy_is_rated_by_its_own_episodes_only(tmp_path: Path) -> None:
     """After a copy the objective is unknown until enough episodes have begun and ended since."""
     run(APPO, tmp_path, steps=16_000, pbt_period=300)
@@ -182,6 +187,7 @@ def test_a_copy_is_rated_by_its_own_episodes_only(tmp_path: Path) -> None:
     assert checked >= 2
 
 
+@pytest.mark.long
 def test_a_population_goes_on_from_its_checkpoint_as_if_it_had_not_ended(tmp_path: Path) -> None:
     run(APPO, tmp_path, steps=8_000)
     before = events(tmp_path)
@@ -208,6 +214,7 @@ def test_a_population_goes_on_from_its_checkpoint_as_if_it_had_not_ended(tmp_pat
     assert [e["wall_s"] for e in after] == sorted(e["wall_s"] for e in after)
 
 
+@pytest.mark.long
 def test_the_random_generator_of_decisions_goes_on_after_a_resume(tmp_path: Path) -> None:
     run(APPO, tmp_path, steps=6_000)
     stored = latest(tmp_path, "policy_0")[1]["population"]["rng"]
@@ -223,6 +230,7 @@ def test_the_random_generator_of_decisions_goes_on_after_a_resume(tmp_path: Path
     assert states[0] == stored
 
 
+@pytest.mark.long
 def test_events_after_the_checkpoint_are_undone_by_a_resume(tmp_path: Path) -> None:
     run(APPO, tmp_path, steps=6_000)
     kept = events(tmp_path)
@@ -235,6 +243,7 @@ def test_events_after_the_checkpoint_are_undone_by_a_resume(tmp_path: Path) -> N
     assert after[: len(kept)] == kept and max(e["round"] for e in after) < 99
 
 
+@pytest.mark.long
 def test_a_member_whose_newest_checkpoint_was_not_written_goes_on_from_the_one_before(
     tmp_path: Path,
 ) -> None:
@@ -270,6 +279,7 @@ def test_a_member_whose_newest_checkpoint_was_not_written_goes_on_from_the_one_b
         assert learner["hyperparameters"]["learning_rate"] == told
 
 
+@pytest.mark.long
 def test_a_reference_member_keeps_its_weights_and_hyperparameters(tmp_path: Path) -> None:
     config = dataclasses.replace(APPO, pbt_variant="sample-factory", pbt_perturb_chance=1.0)
     run(config, tmp_path, pbt_reference=2, pbt_relative_gap=0.0)
@@ -277,6 +287,7 @@ def test_a_reference_member_keeps_its_weights_and_hyperparameters(tmp_path: Path
     assert "policy_2" not in changed and len(changed) >= 2
 
 
+@pytest.mark.long
 def test_reports_summary_and_panel_have_the_population(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,6 +305,7 @@ def test_reports_summary_and_panel_have_the_population(
     assert summary["return_mean"] == rated[summary["best"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
@@ -334,6 +346,7 @@ def test_hyperparameters_that_cannot_change_are_refused(
 SHAPED = "tests.support.reward_envs:ShapedEnv"
 
 
+@pytest.mark.long
 def test_reward_shaping_numbers_are_drawn_perturbed_copied_and_used(tmp_path: Path) -> None:
     env: dict[str, Any] = {"env": SHAPED, "pbt_perturb": ("env.bonus",)}
     config = dataclasses.replace(APPO, **env, pbt_initial={"env.bonus": "0.1..10"})
@@ -351,6 +364,7 @@ def test_reward_shaping_numbers_are_drawn_perturbed_copied_and_used(tmp_path: Pa
         assert all(ret in range(11) for ret in state["statistics"]["returns"]), "the true results"
 
 
+@pytest.mark.long
 def test_environments_take_the_shaping_numbers_of_their_member(tmp_path: Path) -> None:
     """And the schedule of a member sets them as the population did, bit for bit."""
     from sampleforge.populations.schedule import schedule_of

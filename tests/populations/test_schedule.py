@@ -116,6 +116,7 @@ def replay(folder: Path, schedule: Path) -> None:
     assert train(replace(config, train_for_env_steps=10**9)).summary["status"] == "finished"
 
 
+@pytest.mark.long
 def test_a_member_that_has_changed_nothing_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     result = population(tmp_path / "population", replace(RULES, start=10**9), 1)
     replay(tmp_path / "replay", tmp_path / "population" / SCHEDULE_FILE)
@@ -126,6 +127,7 @@ def test_a_member_that_has_changed_nothing_is_replayed_bit_for_bit(tmp_path: Pat
     assert all(torch.equal(tensor, replayed[name]) for name, tensor in tensors.items())
 
 
+@pytest.mark.long
 def test_the_schedule_of_a_member_that_has_copied_is_replayed_by_one_run(tmp_path: Path) -> None:
     folder, path = tmp_path / "population", tmp_path / "s.json"
     result = population(folder, RULES, 2)

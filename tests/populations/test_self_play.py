@@ -33,6 +33,7 @@ def stored(folder):
     return json.loads((folder / "self_play.json").read_text())
 
 
+@pytest.mark.long
 def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
     folder = tmp_path / "run"
     summary = run(folder, 9000).summary
@@ -47,6 +48,7 @@ def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
     assert numbers <= {int(path.stem) for path in (folder / "snapshots").iterdir()}
 
 
+@pytest.mark.long
 def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tmp_path, capfd):
     apex, appo = tmp_path / "apex", tmp_path / "appo"
     settings = {**SETTING, "train_for_env_steps": 4500}
@@ -58,6 +60,7 @@ def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tm
     assert set(result["players"]) == {"apex", "appo"} and result["games"] == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draw", ["uniform", "hard", "even"])
 def test_two_serial_runs_are_bit_identical(tmp_path, draw):
     folders = [tmp_path / "one", tmp_path / "other"]
@@ -68,6 +71,7 @@ def test_two_serial_runs_are_bit_identical(tmp_path, draw):
     assert stored(folders[0]) == stored(folders[1])
 
 
+@pytest.mark.long
 def test_a_resumed_run_continues_with_the_same_pool(tmp_path):
     folder = tmp_path / "run"
     run(folder, 5000)
@@ -80,6 +84,7 @@ def test_a_resumed_run_continues_with_the_same_pool(tmp_path):
     assert max(s["number"] for s in after["snapshots"]) == 3
 
 
+@pytest.mark.long
 def test_a_lost_snapshot_leaves_the_pool_with_a_warning(tmp_path):
     folder = tmp_path / "run"
     run(folder, 5000)
@@ -89,6 +94,7 @@ def test_a_lost_snapshot_leaves_the_pool_with_a_warning(tmp_path):
     assert 1 not in [snapshot["number"] for snapshot in stored(folder)["snapshots"]]
 
 
+@pytest.mark.long
 def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
     folder = tmp_path / "run"
     run(folder, 5000)
@@ -99,6 +105,7 @@ def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
     assert set(result["players"]) >= {"run", "run@0"} and result["episodes"] == 4
 
 
+@pytest.mark.long
 def test_a_snapshot_has_the_weights_that_the_policy_had(tmp_path):
     folder = RunFolder(tmp_path / "run")
     run(folder.path, 4000)
@@ -111,6 +118,7 @@ def test_a_snapshot_has_the_weights_that_the_policy_had(tmp_path):
     assert any((states[0][name] != states[1][name]).any() for name in states[0])
 
 
+@pytest.mark.long
 def test_win_rates_of_self_play_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     folder, out = tmp_path / "run", tmp_path / "out.svg"
@@ -126,6 +134,7 @@ def test_flags_of_self_play_need_a_pool():
         AppoConfig(env="PaddleDuel-v0", opponent_draw="hard")
 
 
+@pytest.mark.long
 def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capfd):
     one = tmp_path / "one"
     run(one, 2500)

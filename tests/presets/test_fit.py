@@ -32,6 +32,7 @@ def warned(folder: Path, preset: str, env: str) -> list[str]:
         return [text for text in told.warnings if text.startswith("--preset")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["pong", "halfcheetah", "minatar-breakout"])
 def test_another_kind_is_warned_of_by_both_names(preset: str, tmp_path: Path) -> None:
     made_for = {"pong": "ALE/Pong-v5", "halfcheetah": "HalfCheetah-v5"}
@@ -41,6 +42,7 @@ def test_another_kind_is_warned_of_by_both_names(preset: str, tmp_path: Path) ->
     assert text.startswith(start)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", ["Acrobot-v1", "MountainCar-v0"])
 def test_the_same_kind_is_what_a_preset_is_for(env: str, tmp_path: Path) -> None:
     assert warned(tmp_path, "acrobot", env) == []

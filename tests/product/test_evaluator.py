@@ -13,6 +13,7 @@ from sampleforge.run.folder.trust import Trust
 from tests.support.product import SMALL, small
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", SMALL)
 def test_a_run_is_evaluated_while_it_trains(algo: str, data: Path, tmp_path: Path) -> None:
     more = {"evaluate_interval": 500, "evaluate_episodes": 4, "report_interval": 0.1}
@@ -24,6 +25,7 @@ def test_a_run_is_evaluated_while_it_trains(algo: str, data: Path, tmp_path: Pat
     assert "eval_return_mean" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", SMALL)
 def test_a_finished_run_is_evaluated(algo: str, trained: Callable[[str], Path]) -> None:
     found = evaluate(trained(algo), episodes=3, trust=Trust(everything=True))

@@ -14,6 +14,7 @@ from sampleforge.tools.export.write import export_policy
 from tests.support.product import SMALL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", SMALL)
 def test_an_exported_policy_acts_as_the_trained_one(
     algo: str, trained: Callable[[str], Path], tmp_path: Path

@@ -18,6 +18,7 @@ WITH_POPULATIONS = [algo for algo in SMALL if issubclass(config_class(algo), Pbt
 WITH_LEARNERS = [algo for algo in SMALL if issubclass(config_class(algo), LearnersConfig)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", WITH_POPULATIONS)
 def test_a_population_of_two_trains(algo: str, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -19,6 +19,7 @@ from tests.support.product import ENV_STEPS, SMALL, small
 from tests.support.runs import newest, summary, until
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", SMALL)
 def test_a_run_goes_on_from_its_checkpoint(
     algo: str, trained: Callable[[str], Path], data: Path, tmp_path: Path

@@ -13,6 +13,7 @@ from tests.support.product import SMALL, small
 from tests.support.runs import newest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", SMALL)
 def test_serial_runs_are_repeated_bit_by_bit(
     algo: str, trained: Callable[[str], Path], data: Path, tmp_path: Path

@@ -48,6 +48,7 @@ def filled(space: str, kind: str) -> ActedReplay:
     return replay
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("space", SPACES)
 def test_actions_are_read_as_they_were_taken(space: str, kind: str) -> None:
@@ -56,6 +57,7 @@ def test_actions_are_read_as_they_were_taken(space: str, kind: str) -> None:
     assert replay.check(replay.shard.draw(64)) >= 64
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["compressed", "sequences"])
 @pytest.mark.parametrize("space", ["box of rank 2", "dict"])
 def test_actions_are_saved_and_restored_with_the_replay(

@@ -117,6 +117,7 @@ def test_blocks_cover_every_frame_once() -> None:
 # ---- through the whole graph ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("inference", "shards", "ratio"), [("inline", 1, 1.0), ("worker", 2, 1.0), ("worker", 1, 50.0)]
 )

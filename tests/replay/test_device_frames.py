@@ -42,6 +42,7 @@ class MakeReader:
         return TransitionReader(self.slots, copies=DeviceFrames(self.slots, self.places, CPU))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "share"), [("next_step", 1.0), ("same_step", 0.5)])
 def test_every_frame_of_every_stack_is_that_of_its_slot(mode: str, share: float) -> None:
     """Through several turns of a small replay; the learner checks every frame."""

@@ -103,6 +103,7 @@ def busy_world() -> World:
     return world
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moving", [False, True], ids=["worker at rest", "worker moves"])
 def test_no_request_is_lost_wherever_the_learner_is_killed(moving: bool) -> None:
     """And wherever the replay worker is at that moment."""
@@ -127,6 +128,7 @@ def test_no_request_is_lost_wherever_the_learner_is_killed(moving: bool) -> None
     assert instants > 30, "instants"
 
 
+@pytest.mark.long
 def test_a_learner_goes_on_while_a_killed_replay_worker_is_away() -> None:
     """Wherever the replay worker was killed: the learner uses what was answered, and sends it back,
     although the worker has not taken the request from its ring."""
@@ -154,6 +156,7 @@ def test_a_learner_goes_on_while_a_killed_replay_worker_is_away() -> None:
     assert instants > 50, "instants"
 
 
+@pytest.mark.long
 def test_the_learner_and_the_replay_worker_may_meet_between_any_two_stores() -> None:
     world = busy_world()
     watched(world.two_steps, world.serve)
@@ -174,6 +177,7 @@ def test_the_learner_and_the_replay_worker_may_meet_between_any_two_stores() -> 
     assert at > 10, "instants"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [0, 40])
 def test_no_more_is_inserted_than_allowed_wherever_the_learner_is_killed_that_begins(
     rounds: int,

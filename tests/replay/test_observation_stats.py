@@ -30,6 +30,7 @@ STACKED = "tests.support.stacked_envs:stacked"
 DISCRETE = ActionSpec("discrete", (), "int64", (2,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -155,6 +156,7 @@ def test_final_observations_count_and_those_of_dropped_steps_do_not() -> None:
         assert "".join("01"[int(x)] for x in found[:, row]) == counts, name
 
 
+@pytest.mark.long
 def test_zeroed_observations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that cannot be reset alone go on with zeros in the place of what is not finite, here the
     number of the step."""

@@ -90,6 +90,7 @@ def test_uniform_replay_has_no_tree() -> None:
     assert Replay(alpha=0.0).shards[0]._tree is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_several_shards_draw_like_one(alpha: float) -> None:
     """A shard is drawn by its mass, and the odds of its items are those among all."""
@@ -218,6 +219,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
 # ---- the limit on samples per insert ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ratio", [0.13, 1.0, 7.5])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_samples_per_insert_stay_within_tolerance_at_every_instant(

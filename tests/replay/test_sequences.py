@@ -157,6 +157,7 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
     return with_learner(graph, Maker(new_network, fitted)), plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("core", "change"),
     [
@@ -193,6 +194,7 @@ def test_every_sequence_is_read_from_its_slot_step_and_row(
     assert reported == pytest.approx(1.0, rel=0.5), "in env steps, whatever a sequence shares"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("length", "overlap", "burn_in"), [(10, 4, 4), (8, 6, 6), (9, 5, 2)])
 def test_no_step_is_left_out_between_sequences(length: int, overlap: int, burn_in: int) -> None:
     """Where the burn-in is the overlap, each step is learned from in exactly one sequence."""
@@ -258,6 +260,7 @@ def test_first_priorities_are_those_of_the_steps_that_are_learned_from() -> None
     assert not slots.sequence_usable[1, 0, 0] and slots.sequence_usable[1, 1, 0]
 
 
+@pytest.mark.long
 def test_action_masks_and_normalisation_work_with_sequences() -> None:
     """MaskedEnv itself asserts that no masked action is taken."""
     model = ModelConfig(hidden_sizes=(8,), core="gru", core_size=6, normalise_observations=True)
@@ -294,6 +297,7 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
             assert monotonic() < deadline, (counters.stale_updates, counters.inserted)
 
 
+@pytest.mark.long
 def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     chosen = sequence_config(replay_capacity=36 * 8, learning_starts=100)
     burn_in, (graph, _) = chosen.burn_in, build_apex(chosen)

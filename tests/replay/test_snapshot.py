@@ -38,6 +38,7 @@ def used(alpha: float, shards: int, inserts: int) -> Replay:
     return replay
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 @pytest.mark.parametrize(("shards", "inserts"), [(1, 4), (1, 40), (3, 61)])
 def test_the_next_thousand_draws_are_the_same(

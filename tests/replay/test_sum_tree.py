@@ -29,6 +29,7 @@ def literal_find(leaves: np.ndarray, at: float) -> int:
     raise AssertionError("beyond the total")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 def test_every_point_finds_its_leaf(size: int) -> None:
     rng = np.random.default_rng(size)

@@ -118,6 +118,7 @@ VARIANTS = pytest.mark.parametrize("learners", [1, 2])
 SYNCHRONOUS = pytest.mark.parametrize("synchronous", [False, True], ids=["async", "sync"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("learners", "synchronous"), [(2, False), (2, True), slow(1, False), slow(1, True)]
 )
@@ -141,6 +142,7 @@ def test_no_slot_is_lost_wherever_a_learner_is_killed(learners: int, synchronous
     assert instants > 100, "instants"
 
 
+@pytest.mark.long
 @SYNCHRONOUS
 def test_no_slot_is_lost_if_the_actors_go_on_between_any_two_stores(synchronous: bool) -> None:
     """While the successor takes over, and while it learns."""
@@ -158,6 +160,7 @@ def test_no_slot_is_lost_if_the_actors_go_on_between_any_two_stores(synchronous:
         world.check()
 
 
+@pytest.mark.long
 def test_no_slot_is_lost_wherever_the_successor_is_killed() -> None:
     """Of each learner that had taken one slot and was learning from another."""
     worlds: list[World] = []

@@ -177,6 +177,7 @@ def shortened(batch: Batch, steps: int) -> Batch:
     return Batch(**columns)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["none", "gru"])
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_a_short_rollout_has_the_gradient_of_its_steps_alone(advantage: str, core: str) -> None:
@@ -200,6 +201,7 @@ def test_a_short_rollout_has_the_gradient_of_its_steps_alone(advantage: str, cor
     assert compared > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_once(
     core: str,
@@ -236,6 +238,7 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
         runner.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("advantage", "core"), [("gae", "none"), ("vtrace", "none"), ("vtrace", "gru")]
 )

@@ -105,6 +105,7 @@ def played(vector: EnvVector, slots: TrajectorySlots) -> Recorder:
         vector.recv(out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["vector", "single"])
 @pytest.mark.parametrize("game", ["Breakout", "Pong"])
 def test_rebuilt_atari_stacks_equal_the_environments_byte_for_byte(game: str, backend: Any) -> None:
@@ -139,6 +140,7 @@ def test_single_frames_take_a_quarter_of_the_memory() -> None:
 # ---- through the whole graph ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("inference", "shards", "rollout", "kwargs"),
     [
@@ -171,6 +173,7 @@ def test_every_frame_of_every_stack_is_read_from_its_slot_step_and_row(
     assert limiter_of(graph).replay_counters.inserted.sum() > 1.5 * plan.capacity
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_stacks_of_vector_envs(mode: str, compression: Any) -> None:
@@ -192,6 +195,7 @@ def test_stacks_of_vector_envs(mode: str, compression: Any) -> None:
     assert learner_worker(graph)._learner.truncated > 50
 
 
+@pytest.mark.long
 def test_stacks_of_rebuilt_environments() -> None:
     """An env that raises is replaced: its row begins a new episode in the middle of a rollout."""
     env = "tests.support.stacked_envs:stacked_raising"

@@ -84,6 +84,7 @@ def reports(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RUNS)
 def test_hooks_in_workers_are_told_of_every_episode_rollout_and_update(
     kind: str, tmp_path: Path
@@ -186,6 +187,7 @@ def test_a_report_can_be_changed_before_it_is_written(tmp_path: Path) -> None:
 # ---- tasks ----
 
 
+@pytest.mark.long
 def test_a_task_reaches_training_but_not_the_evaluator_and_is_resumed(tmp_path: Path) -> None:
     config: dict[str, Any] = {"env": TASKS, "evaluate_interval": 500, "evaluate_episodes": 3}
     run("appo", tmp_path, Counting(), **config)

@@ -94,6 +94,7 @@ FAR: dict[str, Any] = {
 """Observations whose gradients have no finite norm, with every algorithm."""
 
 
+@pytest.mark.long
 def test_ape_x_counts_the_updates_that_were_not_applied(tmp_path: Path) -> None:
     more = {"learning_starts": 100, "rollout": 8, "batch_size": 16, "train_for_env_steps": 2000}
     message = "no gradient was finite in 10 updates.*observations are far too large .up to 1e.30"

@@ -28,6 +28,7 @@ def settings(run: Path, env_steps: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config",
     [

@@ -63,6 +63,7 @@ class Recorder(Callback):
         self.summary = dict(summary)
 
 
+@pytest.mark.long
 def test_callbacks_are_told_of_everything_in_order(tmp_path: Path) -> None:
     told = Recorder()
     result = train(

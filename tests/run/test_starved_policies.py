@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.session import Session
@@ -53,6 +55,7 @@ def warnings_of(function: str, folder: Path) -> tuple[list[str], dict[str, float
     return told.texts, last
 
 
+@pytest.mark.long
 def test_a_starved_policy_is_named_once_and_the_others_go_on(tmp_path: Path) -> None:
     texts, last = warnings_of("starving", tmp_path)
     (text,) = [text for text in texts if "has learned nothing" in text]
@@ -63,6 +66,7 @@ def test_a_starved_policy_is_named_once_and_the_others_go_on(tmp_path: Path) -> 
     assert (tmp_path / "checkpoints" / "policy_1").is_dir(), "it is saved as it was"
 
 
+@pytest.mark.long
 def test_policies_that_are_picked_in_turn_are_not_warned_of(tmp_path: Path) -> None:
     texts, _ = warnings_of("fair", tmp_path)
     assert not [text for text in texts if "has learned nothing" in text]

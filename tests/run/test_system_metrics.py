@@ -15,6 +15,7 @@ from sampleforge.run.reports.system import LEAST_S, SystemFigures
 from sampleforge.topologies.config import AppoConfig
 
 
+@pytest.mark.long
 def test_the_figures_of_a_process_are_what_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = SystemFigures()
     first = figures.scalars([])

@@ -65,6 +65,7 @@ def expected(run: Path) -> Any:
     return acted(run), evaluate(run, episodes=2, trust=Trust(everything=True))["returns"]
 
 
+@pytest.mark.long
 @OF_USER
 @pytest.mark.usefixtures("of_user")
 def test_a_policy_acts_and_is_evaluated_as_ever(run: Path, expected: Any) -> None:
@@ -72,6 +73,7 @@ def test_a_policy_acts_and_is_evaluated_as_ever(run: Path, expected: Any) -> Non
     assert found == expected
 
 
+@pytest.mark.long
 @OF_USER
 @pytest.mark.parametrize("name", RUNS)
 def test_a_serial_training_learns_the_same(name: str, tmp_path: Path, of_user: None) -> None:

@@ -53,6 +53,7 @@ def told(config: AnyConfig) -> list[str]:
     return [text.partition(" has no effect: ")[0] for text in texts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

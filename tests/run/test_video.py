@@ -97,6 +97,7 @@ def test_every_step_of_every_episode_is_a_frame_and_the_last_one_stays(
     assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is left"
 
 
+@pytest.mark.long
 def test_several_agents_are_filmed_in_their_environment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_several_agents_are_filmed_in_their_environment(
     assert min(np.abs(a - b).mean() for a, b in pairwise(returns)) > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("factory", "kwargs", "reason"),
     [

@@ -49,6 +49,7 @@ def config(folder: Path, **more) -> AppoConfig:
     )
 
 
+@pytest.mark.long
 def test_statistics_of_an_environment_are_reported_in_a_serial_run(tmp_path: Path) -> None:
     train(config(tmp_path, serial=True, train_for_env_steps=2000))
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])

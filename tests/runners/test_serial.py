@@ -70,6 +70,7 @@ def test_an_environment_that_does_not_close_is_warned_of_and_left(
     assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < limit, "the test's own alarm goes on"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 def test_a_seed_gives_the_same_weights_and_metrics_again(tmp_path: Path, inference: Any) -> None:
     first, first_reports = run_serially(tmp_path / "1", 7, inference=inference)
@@ -81,6 +82,7 @@ def test_a_seed_gives_the_same_weights_and_metrics_again(tmp_path: Path, inferen
         assert tensor.equal(second[name]), name
 
 
+@pytest.mark.long
 def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
     first, _ = run_serially(tmp_path / "1", 7)
     second, _ = run_serially(tmp_path / "2", 8)

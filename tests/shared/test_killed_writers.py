@@ -102,6 +102,7 @@ def test_a_killed_writer_leaves_the_old_value_and_its_successor_writes_the_new_o
     check_killed_writers(new)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("new", PUBLICATIONS)
 def test_a_reader_that_a_writer_overtakes_anywhere_finds_a_whole_value(
     new: Callable[[], Publication],

@@ -26,6 +26,7 @@ def test_a_ring_gives_back_in_order_through_many_wraps() -> None:
     assert rings.pop(0) is None
 
 
+@pytest.mark.long
 def test_a_ring_between_two_threads_loses_and_repeats_nothing() -> None:
     rings, count = IndexRings(1, capacity=8), 2_000
 

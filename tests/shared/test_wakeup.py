@@ -126,6 +126,7 @@ def descriptors(sent: Any) -> int:
     return len(counts.fds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 def test_workers_of_many_actors_need_few_descriptors(inference: Any) -> None:
     config = AppoConfig(

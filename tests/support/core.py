@@ -1,50 +1,35 @@
 """The tests of the inner loop, `pytest -m core`: those in this process that take a moment.
 
-A test is one of them unless it is marked `multiprocess`, `slow` or `gpu`, starts a command, or is
-listed in tests/not_core.txt: these took `LIMIT_S` or more in one of their variants. The list is
-made anew, from the times of a whole run, by
-
-    python -m pytest -q -n 2 --dist worksteal --junitxml times.xml
-    python -m tests.support.core times.xml
+A test is one of them by itself, unless it starts a command or is marked `multiprocess`, `slow`,
+`gpu` or `long`: the last if it takes about `LONG_S` of processor time or more. A core test that has
+become long fails, and says so.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
-from pathlib import Path
-from xml.etree import ElementTree
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from tests.support import REPO
-
-LIST = REPO / "tests" / "not_core.txt"
-LIMIT_S = 0.3
-NOT_CORE_MARKS = {"multiprocess", "slow", "gpu"}
+LONG_S = 0.5
+LIMIT_S = 6 * LONG_S
+"""Processor time at which a core test fails. The first of a process to use a library imports it,
+and beside other programs everything takes up to twice as long."""
+NOT_CORE_MARKS = {"multiprocess", "slow", "gpu", "long"}
 NOT_CORE_FIXTURES = {"run_cli", "start_cli"}
 
 
-def listed() -> frozenset[str]:
-    """Return the tests that take too long, as `tests/a/test_b.py::test_c`."""
-    return frozenset(LIST.read_text(encoding="utf-8").split())
+def is_core(marks: Iterable[str], fixtures: Iterable[str]) -> bool:
+    """Whether a test with these marks and fixtures belongs to the inner loop."""
+    return not NOT_CORE_MARKS.intersection(marks) and not NOT_CORE_FIXTURES.intersection(fixtures)
 
 
-def is_core(test: str, marks: Iterable[str], fixtures: Iterable[str], long: frozenset[str]) -> bool:
-    """Whether a test belongs to the inner loop. ``test`` is named without its parameters; ``long``:
-    the tests that take too long."""
-    apart = NOT_CORE_MARKS.intersection(marks) or NOT_CORE_FIXTURES.intersection(fixtures)
-    return not apart and test not in long
-
-
-def too_long(times: str) -> list[str]:
-    """Return the tests that take too long, sorted, given the times of a run as JUnit's XML."""
-    return sorted(
-        {
-            f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name'].split('[')[0]}"
-            for case in ElementTree.fromstring(times).iter("testcase")
-            if float(case.attrib["time"]) >= LIMIT_S
-        }
+@contextmanager
+def momentary(test: str) -> Iterator[None]:
+    """Hold a core test to its limit. Raises AssertionError if its body takes longer."""
+    before = time.process_time()
+    yield
+    took = time.process_time() - before
+    assert took < LIMIT_S, (
+        f"{test} took {took:.1f} s of processor time: mark it `long`, or make it faster"
     )
-
-
-if __name__ == "__main__":
-    LIST.write_text("\n".join(too_long(Path(sys.argv[1]).read_text())) + "\n", encoding="utf-8")

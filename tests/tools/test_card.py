@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_card_has_what_hubs_read_and_is_a_run_folder(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_card_has_what_hubs_read_and_is_a_run_folder(
     assert found[0] == found[1], "the card plays as the run does"
 
 
+@pytest.mark.long
 def test_a_card_is_written_anew_but_never_over_other_files(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

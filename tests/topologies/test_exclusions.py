@@ -56,6 +56,7 @@ def given(name: str, value: Any = GIVEN) -> dict[str, Any]:
     return {**ALSO.get(outer, {}), outer: VALUES[outer] if value is GIVEN else value}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("row", "algo"), cases())
 def test_both_together_are_refused_and_each_alone_is_not(row: Exclusion, algo: str) -> None:
     plain = {"env": "CartPole-v1", **({"input": ["data"]} if algo == "marwil" else {})}

@@ -168,6 +168,7 @@ def check_replacement(runner: Runner, replaced: Replaced) -> None:
     assert board.sampled >= sum(steps.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 def test_no_step_of_old_weights_is_taken_for_one_of_the_copy_in_serial(inference: str) -> None:
     chosen = config(inference=inference)
@@ -192,6 +193,7 @@ def test_no_step_of_old_weights_is_taken_for_one_of_the_copy_in_processes(
         check_replacement(runner, replaced)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("async_rl", [True, False])
 def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
     async_rl: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,6 +269,7 @@ def test_the_members_of_apex_share_no_ladder_of_epsilons() -> None:
     assert ladders[0] == ladders[1] and len(ladders[0]) == 8
 
 
+@pytest.mark.long
 def test_populations_of_multi_agent_environments_are_refused(tmp_path: Path) -> None:
     several: dict[str, Any] = {"num_policies": 2, "pbt": True, "num_envs_per_worker": 2}
     env = "tests.support.multi_agent:CodeParallelEnv"

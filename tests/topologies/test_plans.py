@@ -28,6 +28,7 @@ def test_cores_and_gpus_change_no_gradient_step(run):
         assert each.nbytes <= 1.5 * found[0].nbytes, "the memory, too, follows the rows"
 
 
+@pytest.mark.long
 def test_the_table_of_the_guide_is_that_of_today():
     text = plans.PAGE.read_text(encoding="utf-8")
     assert text == plans.page(text), "python benchmarks/plans.py --write"

@@ -191,6 +191,7 @@ def process_runner(graph: Graph, folder: Path) -> ProcessRunner:
 SERVED = [("inline", 1), ("worker", 1), ("worker", 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("inference", "policy_workers"), SERVED)
 def test_every_row_reaches_its_own_learner_exactly_once_in_serial(
     inference: str, policy_workers: int
@@ -258,6 +259,7 @@ def test_nothing_is_lost_or_comes_twice_when_an_actor_is_killed(
         assert sum(free) == exchange.slots.count, "every slot is free again, or can be written"
 
 
+@pytest.mark.long
 def test_recurrent_state_is_carried_within_a_policy_and_zero_for_a_new_one() -> None:
     core = ModelConfig(hidden_sizes=(8,), core="gru", core_size=5, normalise_observations=False)
     chosen = config(model=core, num_workers=1)
@@ -444,6 +446,7 @@ def latest(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, 
     return found[0].tensors, found[0].state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LEARNING)
 def test_two_policies_learn_in_one_serial_run(name: str, tmp_path: Path) -> None:
     """Each has weights, statistics and checkpoints of its own."""
@@ -498,6 +501,7 @@ def test_each_of_two_policies_may_have_several_learners(chosen: AnyConfig, tmp_p
     assert names == [f"{name}/learner {index}" for name in IDS for index in (0, 1)]
 
 
+@pytest.mark.long
 def test_a_run_of_two_policies_goes_on_from_the_checkpoint_of_each(tmp_path: Path) -> None:
     check_learned(session(APPO, tmp_path, serial=True), 4)
     stored = {name: latest(tmp_path, name)[1]["statistics"] for name in IDS}
@@ -518,6 +522,7 @@ def test_a_run_of_two_policies_goes_on_from_the_checkpoint_of_each(tmp_path: Pat
         again.stop()
 
 
+@pytest.mark.long
 def test_a_policy_is_loaded_and_evaluated_by_its_id(tmp_path: Path) -> None:
     check_learned(session(APPO, tmp_path, serial=True), 2)
     obs = np.array([0.1, -0.2, 0.3, 0.1], np.float32)
@@ -533,6 +538,7 @@ def test_a_policy_is_loaded_and_evaluated_by_its_id(tmp_path: Path) -> None:
             load_policy(tmp_path, policy=wrong)
 
 
+@pytest.mark.long
 def test_checkpoints_of_other_policies_are_refused(tmp_path: Path) -> None:
     check_learned(session(APPO, tmp_path, serial=True), 2)
     alone = dataclasses.replace(APPO, run_dir=str(tmp_path), seed=7, serial=True)
@@ -540,6 +546,7 @@ def test_checkpoints_of_other_policies_are_refused(tmp_path: Path) -> None:
         Session(alone).open()
 
 
+@pytest.mark.long
 def test_each_policy_is_evaluated_and_reported_apart(tmp_path: Path) -> None:
     found: dict[str, list[float]] = defaultdict(list)
     running = session(APPO, tmp_path, serial=True, evaluate_interval=500, evaluate_episodes=2)

@@ -142,6 +142,7 @@ def test_vectors_without_a_core_have_a_critic_of_their_own(
             assert resolve_defaults(config, of).model.separate_critic is separate
 
 
+@pytest.mark.long
 def test_resolving_again_changes_nothing() -> None:
     for of, make in itertools.product(KINDS.values(), (AppoConfig, DdppoConfig)):
         once = resolve_defaults(make(), of)
@@ -299,6 +300,7 @@ ONE_FLAG: list[Settings] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("count", [1, 64, slow(2), slow(3), slow(16)])
 def test_no_plan_refuses_what_was_chosen(
@@ -326,6 +328,7 @@ def test_no_plan_refuses_what_was_chosen(
     assert tried > 150
 
 
+@pytest.mark.long
 def test_a_batch_that_nothing_fits_is_refused_with_one_that_does(
     cores: Callable[[int], None],
 ) -> None:
@@ -378,6 +381,7 @@ def test_a_line_says_what_was_chosen_and_why(config: PpoConfig, of: EnvSpec, exp
 # ---- flags that are on, off or left open ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "async_rl", "separate"),
     [
@@ -399,6 +403,7 @@ def test_open_switches_are_typed_as_all_others(
     assert parse_config("apex", ["--env", "X-v0", "--no-value-rescaling"]).value_rescaling is False
 
 
+@pytest.mark.long
 def test_open_switches_go_over_those_of_files_and_presets(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("env: X-v0\nasync-rl: true\nmodel: {separate_critic: true}\n")
@@ -415,6 +420,7 @@ def test_open_switches_go_over_those_of_files_and_presets(tmp_path: Path) -> Non
     assert parse_config("appo", preset).model.separate_critic is True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "suggested"),
     [
@@ -433,6 +439,7 @@ def test_unknown_flags_beside_them_are_answered_with_the_nearest(
     assert typed in shown and suggested in shown.replace(typed, "", 1)
 
 
+@pytest.mark.long
 def test_help_shows_them_as_switches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "appo", "--help"]) == 0
     shown = capsys.readouterr().out
@@ -440,6 +447,7 @@ def test_help_shows_them_as_switches(capsys: pytest.CaptureFixture[str]) -> None
     assert "--model.separate-critic, --model.no-separate-critic " in shown
 
 
+@pytest.mark.long
 def test_the_driver_trains_what_was_resolved_and_logs_the_line(tmp_path: Path) -> None:
     """A separate critic, though that was left open."""
     run = tmp_path / "run"
@@ -505,6 +513,7 @@ def with_ranks(config: DdppoConfig, before: int, now: int, of: EnvSpec = VECTOR)
     return [plan, later]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_other_ranks_go_on_with_the_batch_of_all(kind: str, core: str) -> None:

@@ -42,6 +42,7 @@ def config(**kwargs: object) -> AppoConfig:
     return resolved(chosen, spec_of(chosen))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("policy_workers", [1, 2])
@@ -81,6 +82,7 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
         torch.testing.assert_close(batch.value, output.values[:rollout], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, inference: str) -> None:

@@ -74,6 +74,7 @@ def run_serially(graph: Graph, rows: SeatRows | Discarded, rollouts: int) -> lis
     return [*episodes, *graph.episodes.take()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize("policies", [1, 2, 4, 8])
 def test_every_row_of_every_agent_reaches_the_learner_of_its_policy_exactly_once(
@@ -90,6 +91,7 @@ def test_every_row_of_every_agent_reaches_the_learner_of_its_policy_exactly_once
     assert graph.total("env_steps") <= steps + 2 * 2 * 3 * 2 * 5, "each agent's steps count"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policies", [2, 4])
 def test_agents_with_other_spaces_have_policies_of_their_own(policies: int) -> None:
     chosen = config({"agents": 2, "scouts": 1}, num_policies=policies)
@@ -138,6 +140,7 @@ def test_a_group_of_agents_without_a_policy_is_refused() -> None:
 # ---- frozen policies ----
 
 
+@pytest.mark.long
 def test_frozen_policies_play_seats_and_fill_no_slot() -> None:
     chosen = config({"length": 6}, num_policies=2, policies_to_train=("policy_0",))
     graph = without_learners(marked_graph(chosen))
@@ -152,6 +155,7 @@ def test_frozen_policies_play_seats_and_fill_no_slot() -> None:
     assert played == rows.rollouts[0] * 5 * 2
 
 
+@pytest.mark.long
 def test_opponents_are_drawn_for_each_episode_and_play_all_of_it() -> None:
     """Snapshot 10 + i always takes action i, and each agent is paid its action."""
     env = "tests.support.multi_agent:PaidByAction"
@@ -171,6 +175,7 @@ def test_opponents_are_drawn_for_each_episode_and_play_all_of_it() -> None:
         assert episode.opponent_ret == 4 * (episode.opponent - 10)
 
 
+@pytest.mark.long
 def test_a_snapshot_that_is_replaced_plays_its_episodes_to_the_end() -> None:
     env = "tests.support.multi_agent:PaidByAction"
     chosen = config({"length": 30}, env=env, opponent_pool=1, num_workers=1, num_splits=1)

@@ -76,6 +76,7 @@ def life(exchange: RolloutExchange) -> None:
 Make = Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [of_appo, of_apex])
 def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(make: Make) -> None:
     """And so has the successor's, which was killed at any instant as well."""
@@ -95,6 +96,7 @@ def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(make: Make
             assert (exchange.slots.owner == Owner.WRITING).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [of_appo, of_apex])
 def test_no_slot_is_lost_if_the_other_end_moves_between_any_two_stores(make: Make) -> None:
     """The reader of an actor's rollouts goes on while the actor is killed and its successor takes

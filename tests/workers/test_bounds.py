@@ -24,6 +24,7 @@ class Told(Callback):
             self.warnings.append(message.text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["bounds", ""])
 def test_an_observation_outside_its_bounds_is_a_warning_with_env_row_and_remedy(
     wrong: str, tmp_path: Path

@@ -14,6 +14,7 @@ from sampleforge.topologies.config import DdppoConfig
 from tests.support.serial_runs import run_serially
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
     [

@@ -213,6 +213,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", list(CONFIGS))
 def test_a_serial_run_learns_the_same_with_and_without(tmp_path: Path, algo: str) -> None:
     """To the last bit, and again so with it, evaluations included."""
@@ -245,6 +246,7 @@ def test_a_serial_run_learns_the_same_with_and_without(tmp_path: Path, algo: str
     assert not any("eval_return_mean" in r for r in reports[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", list(CONFIGS))
 def test_the_last_evaluation_is_of_the_weights_of_the_last_checkpoint(
     tmp_path: Path, algo: str
@@ -300,6 +302,7 @@ def test_ctrl_c_does_not_wait_for_the_last_evaluation(tmp_path: Path, start_cli:
     assert list((tmp_path / "run").glob("checkpoints/*.safetensors"))
 
 
+@pytest.mark.long
 def test_a_resumed_run_at_its_limit_does_not_evaluate_again(tmp_path: Path) -> None:
     more = {"train_for_env_steps": 1300, "evaluate_interval": 10_000}
     run_serially(tmp_path, 4, make=CONFIGS["appo"], **more)
@@ -308,6 +311,7 @@ def test_a_resumed_run_at_its_limit_does_not_evaluate_again(tmp_path: Path) -> N
     assert summary(tmp_path)["eval_policy_version"] == summary(tmp_path)["updates"]
 
 
+@pytest.mark.long
 def test_eval_plays_the_same_episodes_and_a_resumed_run_goes_on_evaluating(tmp_path: Path) -> None:
     """The first evaluation after a checkpoint is of its weights, and finds what `sampleforge eval`
     finds."""

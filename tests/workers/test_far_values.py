@@ -35,6 +35,7 @@ class Told(Callback):
             self.warnings.append(message.text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 40])
 @pytest.mark.parametrize("value", [1e8, -1e8, 1e38])
 @pytest.mark.parametrize("bounded", [False, True])
@@ -55,6 +56,7 @@ def test_an_absurd_reward_reaches_no_learner(at: int, value: float) -> None:
     assert (abs(found) == 10).sum() == 4, "one in each environment"
 
 
+@pytest.mark.long
 def test_an_absurd_reward_is_in_no_window_of_the_replay() -> None:
     given: dict[str, Any] = {"where": "reward", "value": 1e8, "at": 40}
     chosen = ApexConfig(**{**SPIKES, "env_kwargs": given, "learning_starts": 64})
@@ -67,6 +69,7 @@ def test_an_absurd_reward_is_in_no_window_of_the_replay() -> None:
     assert slots.extras["td_error"].max() < 100, "the first priorities"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["obs", "reward", ""])
 def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path) -> None:
     told = Told()
@@ -95,6 +98,7 @@ RUNS: dict[str, AnyConfig] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["obs", "reward"])
 @pytest.mark.parametrize("name", RUNS)
 def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
@@ -111,6 +115,7 @@ def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     assert summary(run)["far_values"] == rows, "one in each environment"
 
 
+@pytest.mark.long
 def test_a_far_number_in_a_stack_of_frames_is_counted_once(tmp_path: Path) -> None:
     """In the frame in which it comes, and not again in the stacks that still hold it."""
     told, run = Told(), tmp_path / "run"

@@ -135,6 +135,7 @@ def test_a_perturbation_changes_nothing_but_hyperparameters(driver: Driver) -> N
     assert driver.board.segment == Segment(0, 5), "its episodes go on"
 
 
+@pytest.mark.long
 def test_experience_of_the_replaced_weights_is_stale_and_nothing_is_learned_from_it(
     driver: Driver,
 ) -> None:
@@ -154,6 +155,7 @@ def test_experience_of_the_replaced_weights_is_stale_and_nothing_is_learned_from
     assert fresh["stale_steps"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed_at", [0, 1, 2])
 def test_a_learner_that_is_killed_in_between_is_either_old_or_new(
     driver: Driver, killed_at: int

@@ -139,6 +139,7 @@ class World:
 KINDS = pytest.mark.parametrize("kind", [ACT, VALUE], ids=["actions", "values"])
 
 
+@pytest.mark.long
 @KINDS
 def test_the_successor_answers_what_is_open_from_the_same_state(kind: int) -> None:
     """Wherever the policy worker is killed, and wherever its successor is killed as well."""
@@ -197,6 +198,7 @@ def test_a_request_is_seen_whole_at_every_store_of_the_actor(kind: int) -> None:
     assert [state.max() for state in world.inference.state] == advanced
 
 
+@pytest.mark.long
 @KINDS
 def test_an_actor_that_is_killed_at_any_store_leaves_no_request_behind(kind: int) -> None:
     """Its successor begins from a state of its own, after the answers to its predecessor."""

@@ -82,6 +82,7 @@ def lengths(batches: list[Batch]) -> list[int]:
     return [int((batch.version != NOT_TAKEN).sum(0).max()) for batch in batches]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("inference", "splits", "core"),
     [("inline", None, "none"), ("worker", None, "gru"), ("inline", 3, "gru")],
@@ -112,6 +113,7 @@ def test_every_step_is_there_once_and_from_its_own_env(
         torch.testing.assert_close(batch.value, values[:-1], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_each_step_has_the_version_and_the_log_prob_of_the_weights_that_decided_it() -> None:
     """Also one that went on through the end of its rollout; weights change all the time."""
     chosen = config()
@@ -164,6 +166,7 @@ class OneSlowEnv(CodeEnv):
         return super().step(action)
 
 
+@pytest.mark.long
 def test_a_slow_row_is_cut_and_holds_no_batch() -> None:
     """The slow row hands over what it has; the others' rollouts are whole and do not wait."""
     chosen = config(env=f"{__name__}:OneSlowEnv")
@@ -180,6 +183,7 @@ def test_a_slow_row_is_cut_and_holds_no_batch() -> None:
     assert len(by_env) == ROWS and np.mean(fast) > 0.9 * ROLLOUT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_rows_of_different_lengths_are_learned_from_like_batches_of_their_own(
     advantage: Any,
@@ -253,6 +257,7 @@ def batch_of(slots: TrajectorySlots, rollouts: list[Batch], model: Any) -> Batch
     return copy_of(builder.take())
 
 
+@pytest.mark.long
 def test_a_recording_of_cut_rollouts_has_whole_episodes(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     chosen = config(record=str(tmp_path / "data"))
@@ -320,6 +325,7 @@ def rollout_in(slots: TrajectorySlots, slot: int) -> Any:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("inference", "stacked", "compression"),
     [("inline", False, "none"), ("inline", True, "lz4"), ("worker", True, "none")],

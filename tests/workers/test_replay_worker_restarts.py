@@ -17,6 +17,8 @@ from tests.support.replay_worker import ReplayWorld
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.variants import slow
 
+pytestmark = pytest.mark.long
+
 
 def busy_world(alpha: float) -> ReplayWorld:
     """A full replay, before a step that takes rollouts, evicts, leases, draws and takes errors."""

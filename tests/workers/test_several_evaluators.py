@@ -229,6 +229,7 @@ def evaluations(folder: Path, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_a_serial_run_with_several_evaluators_reports_what_it_does_with_one(
     tmp_path: Path,
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_serial_run_with_several_evaluators_reports_what_it_does_with_one(
         assert theirs == pytest.approx(ours, rel=1e-9)
 
 
+@pytest.mark.long
 def test_evaluations_in_another_environment(tmp_path: Path) -> None:
     code: dict[str, Any] = {"env": CODE.env, "env_kwargs": {"length": 4, "ending": "truncate"}}
     found = evaluations(tmp_path / "a", **code, evaluation_env_kwargs={"length": 7})
@@ -265,6 +267,7 @@ def not_numbers(context: EvaluationContext) -> Any:
     return ["a"]
 
 
+@pytest.mark.long
 def test_an_evaluation_function_of_ones_own(tmp_path: Path) -> None:
     code: dict[str, Any] = {"env": CODE.env, "env_kwargs": {"length": 4, "ending": "truncate"}}
     usual = evaluations(tmp_path / "a", **code)
@@ -382,6 +385,7 @@ def test_settings_of_evaluations_that_have_no_meaning_are_refused(
         AppoConfig(**{**usual, **given})
 
 
+@pytest.mark.long
 def test_an_evaluation_environment_that_fails_is_an_error_before_the_start(tmp_path: Path) -> None:
     more: dict[str, Any] = {"evaluation_env_kwargs": {"nosuch": 1}, "env": CODE.env, "serial": True}
     with pytest.raises(ConfigError, match="nosuch"):

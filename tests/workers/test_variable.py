@@ -136,6 +136,7 @@ def streams(batches: list[Batch]) -> dict[int, list[tuple[Batch, int, int]]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("splits", [None, 3], ids=["single rows", "two rows each"])
 def test_every_step_is_there_once_and_from_its_own_env(splits: int | None) -> None:
     """The observation after a step names its env, episode, step and action."""
@@ -194,6 +195,7 @@ def log_probs(state: dict[str, torch.Tensor], core: str, batch: Batch) -> torch.
         return model.distribution(parameters, batch.obs).log_prob(batch.actions)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_the_ratio_is_one_under_the_weights_that_a_step_was_decided_with(core: str) -> None:
     """That is, the newest; but for steps that were under way, which begin a rollout."""
@@ -235,6 +237,7 @@ class Endings:
         return taken >= ROWS and bool(self.random.random() < 0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole_rows", [False, True])
 def test_every_batch_makes_the_same_number_of_minibatches(
     whole_rows: bool, monkeypatch: pytest.MonkeyPatch
@@ -318,6 +321,7 @@ def test_duplicated_steps_of_an_env_count_as_much_as_single_ones(advantage: str)
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("advantage", "core"), [("gae", "none"), ("vtrace", "gru")])
 def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str, core: str) -> None:
     whole: dict[str, Any] = {

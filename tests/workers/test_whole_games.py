@@ -77,6 +77,7 @@ def test_an_evaluation_plays_whole_games(game: str, episodes: int) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [AppoConfig, ApexConfig])
 @pytest.mark.parametrize("game", list(MEANS))
 def test_everything_that_a_run_reports_is_of_whole_games(
@@ -110,6 +111,7 @@ def spec_seats(game: str) -> tuple[str, ...]:
     return types_of_seats(spec_of(configured(game)))
 
 
+@pytest.mark.long
 def test_the_return_of_a_policy_is_that_of_its_own_agents(tmp_path: Path) -> None:
     """That of the run is of all agents, each game counted once."""
     more: dict[str, Any] = {"env_kwargs": {"apart": True}, "num_policies": 2}
@@ -129,6 +131,7 @@ def test_the_return_of_a_policy_is_that_of_its_own_agents(tmp_path: Path) -> Non
     assert again["return_mean"] == 0.5 and again["episodes"] > summary["episodes"]
 
 
+@pytest.mark.long
 def test_a_frozen_opponents_returns_are_not_the_policys(tmp_path: Path) -> None:
     """The seat that learns changes every 8 rollouts: so does what the policy gets."""
     train(configured("zero_sum", tmp_path, opponent_pool=2, rollout=32, metrics_window=4))
@@ -137,6 +140,7 @@ def test_a_frozen_opponents_returns_are_not_the_policys(tmp_path: Path) -> None:
     assert means & {1.0, -1.0} and reports[-1]["return_episodes"] == 4
 
 
+@pytest.mark.long
 def test_a_stop_condition_waits_for_what_games_give(tmp_path: Path) -> None:
     stop = ("eval_return_mean>=0.9", "return_mean>=0.9", "eval_return_mean_agents_player_0>=2")
     more = {"evaluate_interval": 500, "evaluate_episodes": 3}
@@ -146,6 +150,7 @@ def test_a_stop_condition_waits_for_what_games_give(tmp_path: Path) -> None:
         train(configured("zero_sum", tmp_path / "refused", stop=("eval_return_men>=1",), **more))
 
 
+@pytest.mark.long
 def test_connect_four_against_itself_has_a_mean_of_zero(tmp_path: Path) -> None:
     pytest.importorskip("pettingzoo")
     config = configured("PettingZoo/classic/connect_four-v3", tmp_path, train_for_env_steps=3000)
@@ -159,6 +164,7 @@ def test_connect_four_against_itself_has_a_mean_of_zero(tmp_path: Path) -> None:
         assert sides[0] == -sides[1]
 
 
+@pytest.mark.long
 def test_a_game_with_a_dropped_part_does_not_count(tmp_path: Path) -> None:
     """The environment raises, and is rebuilt, before any game of it has ended."""
     kwargs = {"every": 13, "length": 5, "shorter": 2}

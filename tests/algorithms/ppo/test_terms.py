@@ -157,6 +157,7 @@ class Case:
         return found[0], found[1], found[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ACTIONS)
 def test_gradient_and_metrics_are_those_of_the_literal_sum(name: str) -> None:
     case = Case(name)

@@ -27,6 +27,8 @@ from tests.support.jobs import JobsAtOnce
 from tests.support.stored_runs import COMMANDS, command
 from tests.support.variants import slow
 
+pytestmark = pytest.mark.long
+
 STORED = Path(__file__).parent / "stored"
 """The folders that `tests.support.stored_runs` made with the version before this one."""
 RUNS = [kind for kind in COMMANDS if (STORED / kind / "config.yaml").exists()]

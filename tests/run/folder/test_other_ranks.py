@@ -58,6 +58,7 @@ def test_ranks_of_another_number_go_on_with_the_batch_of_all(
         folder.check_resume(given, on_this_machine)
 
 
+@pytest.mark.long
 def test_the_config_of_a_run_is_repeated_with_the_batch_of_all_ranks(folder: RunFolder) -> None:
     """Its ranks were those of its machine, and so are the sizes of one of them."""
     asked = DdppoConfig(env="CartPole-v1")

@@ -133,6 +133,7 @@ def config(run: Path, env_steps: int = 1500, **more: Any) -> AppoConfig:
     return AppoConfig(run_dir=str(run), train_for_env_steps=env_steps, **fixed)
 
 
+@pytest.mark.long
 def test_what_fails_while_the_run_is_wired_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_what_fails_while_the_run_is_wired_changes_nothing(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_a_resume_whose_workers_fail_at_once_leaves_all_but_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_resume_whose_workers_fail_at_once_leaves_all_but_the_log(
     assert after.keys() == before.keys()
 
 
+@pytest.mark.long
 def test_a_refused_start_in_an_empty_folder_leaves_it_empty(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--resume must"):
         train(config(tmp_path, resume="must"))
@@ -213,6 +216,7 @@ def stored(run: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_what_it_was_given_again_and_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, keep_checkpoints=5, learning_rate=0.003, gamma=0.9, metrics_window=7))
@@ -235,6 +239,7 @@ def test_a_resumed_run_keeps_what_it_was_given_again_and_again(tmp_path: Path) -
     assert contents(run) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [AppoConfig, ApexConfig])
 def test_restore_keeps_what_was_given_and_takes_the_rest(tmp_path: Path, make: Any) -> None:
     more: dict[str, Any] = {"env": "CartPole-v1", "serial": True, "quiet": True, "num_workers": 1}
@@ -276,6 +281,7 @@ def reported(run: Path) -> list[int]:
     return [json.loads(line)["env_steps"] for line in lines]
 
 
+@pytest.mark.long
 def test_reports_after_the_checkpoint_are_dropped_by_a_resume(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, 1500, report_interval=0.2))
@@ -294,6 +300,7 @@ def test_reports_after_the_checkpoint_are_dropped_by_a_resume(tmp_path: Path) ->
     assert reported(run) == sorted(reported(run)) and reported(run)[-1] >= 4000
 
 
+@pytest.mark.long
 def test_milestones_are_written_when_they_are_passed(tmp_path: Path) -> None:
     """The clock alone would write one checkpoint in this time."""
     run = tmp_path / "run"
@@ -340,6 +347,7 @@ def test_a_full_disk_still_takes_the_summary(tmp_path: Path) -> None:
     assert "workers.json" in done.stdout and '"status": "failed"' in done.stdout
 
 
+@pytest.mark.long
 def test_nothing_of_the_reserve_is_left(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run))

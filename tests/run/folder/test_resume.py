@@ -36,6 +36,7 @@ def reports(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = train(config(run)).summary
@@ -73,6 +74,7 @@ def test_a_resumed_learner_has_its_tensors(tmp_path: Path) -> None:
         assert tensor.equal(after[name]), name
 
 
+@pytest.mark.long
 def test_a_change_of_what_shapes_the_learning_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, 1000))
@@ -98,6 +100,7 @@ def files(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("*.safetensors"))
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     tmp_path: Path,
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
         load_policy(run, trust=True)
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(OSError, match="checkpoint not written"), Trainer(config(run)) as trainer:
@@ -142,6 +146,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:
     assert train(config(run)).summary["status"] == "finished"
 
 
+@pytest.mark.long
 def test_an_env_that_raises_now_and_then_is_rebuilt_and_counted(tmp_path: Path) -> None:
     """Also over a resume."""
     raising: dict[str, str | int | float | bool] = {"where": "step", "every": 90}
@@ -164,6 +169,7 @@ def kinds(run: Path) -> dict[str, list[dict[str, Any]]]:
     return {k: [e for e in entries if k in e["kinds"]] for k in ("latest", "best")}
 
 
+@pytest.mark.long
 def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with Trainer(config(run, 100_000, env_kwargs={"length": 200})) as trainer:
@@ -191,6 +197,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> N
     assert evaluations[best["eval_env_steps"]] == best["eval_return_mean"]
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_early_has_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_the_checkout_is_the_folder_above_the_package():
     assert (REPOSITORY / "sampleforge" / "version.py").is_file()
 
 
+@pytest.mark.long
 def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(tmp_path):
     asked = AppoConfig(
         env="CartPole-v1",

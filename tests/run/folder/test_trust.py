@@ -107,6 +107,7 @@ def hostile(canary: Path, trained: Path) -> dict[str, Path]:
     }
 
 
+@pytest.mark.long
 def test_a_foreign_folder_runs_no_code_in_eval(
     canary: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_foreign_folder_runs_no_code_in_eval(
         assert not canary.exists(), name
 
 
+@pytest.mark.long
 def test_a_foreign_folder_runs_no_code_in_load_policy(canary: Path, trained: Path) -> None:
     """With spec.json no environment is needed, so that what names one is not refused; without it
     the environment would be constructed."""
@@ -144,6 +146,7 @@ def test_a_foreign_folder_runs_no_code_in_resume(canary: Path, trained: Path) ->
         assert not canary.exists(), name
 
 
+@pytest.mark.long
 def test_the_other_verbs_import_nothing_from_a_folder(canary: Path, trained: Path) -> None:
     for name, folder in hostile(canary, trained).items():
         out = str(canary.parent / f"{folder.name}.svg")
@@ -232,6 +235,7 @@ def test_every_field_that_names_code_is_known() -> None:
     assert found == by_name and found < set(IMPORTABLE)
 
 
+@pytest.mark.long
 def test_callbacks_of_a_folder_take_part_only_if_they_are_repeated(
     canary: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +292,7 @@ def test_yaml_makes_no_objects(canary: Path, trained: Path) -> None:
     assert not canary.exists()
 
 
+@pytest.mark.long
 def test_nothing_is_loaded_that_could_hold_code() -> None:
     unsafe = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     for path in sorted((REPO / "sampleforge").rglob("*.py")):

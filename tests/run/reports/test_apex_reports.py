@@ -113,6 +113,7 @@ def test_each_row_of_a_run_has_its_epsilon() -> None:
     assert graph.groups[0].exploration.third[least] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: float) -> None:
     graph, _ = build_apex(apex_config(num_replay_shards=2, priority_alpha=alpha))
@@ -134,6 +135,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
     assert counted.low <= leaves[leaves > 0].min() * 2 and leaves.max() < counted.limits[-1] * 2
 
 
+@pytest.mark.long
 def test_a_run_reports_all_of_it(tmp_path: Path) -> None:
     chosen = apex_config(
         run_dir=str(tmp_path / "run"),

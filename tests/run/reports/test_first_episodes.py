@@ -65,6 +65,7 @@ def reports(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [AppoConfig, ApexConfig, DdppoConfig])
 def test_the_mean_of_a_run_is_not_that_of_its_short_episodes(tmp_path: Path, make: Any) -> None:
     """Before it is complete, the mean of what has ended is 1; the truth is 1/3."""
@@ -86,6 +87,7 @@ def test_a_stop_condition_does_not_believe_the_first_episodes(tmp_path: Path) ->
     assert found["stopped_by"] == f"env_steps>={32 * 2 * LONG}"
 
 
+@pytest.mark.long
 def test_a_resumed_run_does_not_begin_with_its_short_episodes(tmp_path: Path) -> None:
     before = trained(tmp_path, 32 * 6 * LONG)
     after = trained(tmp_path, before["env_steps"] + 32 * (LONG - 20))

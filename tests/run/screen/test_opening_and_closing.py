@@ -123,6 +123,7 @@ def test_the_plan_is_described_in_one_line() -> None:
     assert plan_line(chosen, plan) == "2 workers x 64 envs, batch 4,096, CPU, fp32"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_the_resume_command_is_the_whole_command(typed: str) -> None:
     algo, *flags = shlex.split(typed)

@@ -281,6 +281,7 @@ def test_the_simulators_alone_step_the_envs_of_the_actors() -> None:
     assert graph.counters.total("env_steps") == 0
 
 
+@pytest.mark.long
 def test_a_serial_benchmark_reports_and_trains_nothing_to_keep(tmp_path) -> None:
     """A preset's stop condition would be reached before anything is measured: it does not count."""
     config = AppoConfig(

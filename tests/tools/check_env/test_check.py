@@ -66,6 +66,7 @@ def test_a_good_environment_is_trainable_with_its_speed_in_one_line_of_json(
     assert names >= {"memory", "processes", "closing"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("env", "kwargs", "autoreset"),
     [
@@ -122,6 +123,7 @@ def careless() -> Iterator[str]:
     CarelessEnv.engines.clear()
 
 
+@pytest.mark.long
 def test_a_careless_environment_gets_a_warning_for_each_fault(
     examined: Examine, careless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

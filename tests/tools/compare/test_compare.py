@@ -80,6 +80,7 @@ def test_the_evaluation_that_counts_can_be_chosen(tmp_path: Path, capsys: Captur
         assert (own["return"], own["env_steps"]) == (value, steps), words
 
 
+@pytest.mark.long
 def test_environments_are_averaged_on_the_scales_given(tmp_path: Path, capsys: Capture) -> None:
     """What was left open may differ between the environments; what was given tells settings
     apart."""
@@ -132,6 +133,7 @@ def test_one_seed_is_shown_without_an_interval(tmp_path: Path, capsys: Capture) 
     assert result["settings"][0]["iqm"] == {"value": 5.0, "low": None, "high": None}
 
 
+@pytest.mark.long
 def test_settings_can_be_told_apart_by_some_fields_alone(tmp_path: Path, capsys: Capture) -> None:
     runs = [
         run_with(tmp_path / f"{rate}-{n}", [rate], seed=n, learning_rate=rate, num_epochs=n)

@@ -85,6 +85,7 @@ def test_large_samples_are_resampled_in_parts() -> None:
     assert values.shape == (10,) and len(set(values.tolist())) == 10
 
 
+@pytest.mark.long
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     """Of 10 runs on 4 tasks; percentile intervals of few runs are a little too narrow."""
     random = np.random.default_rng(7)

@@ -59,6 +59,7 @@ def test_targets_are_the_literal_recursion() -> None:
             assert found[t] == pytest.approx(y)
 
 
+@pytest.mark.long
 def test_the_fit_is_the_policys_own_q_function_on_episodes_it_has_not_seen() -> None:
     """q(s, a) = sign(s) a, because the signs to come are random with mean 0; v = .7 sign(s)."""
     data = random_walks(400)

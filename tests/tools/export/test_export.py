@@ -41,6 +41,7 @@ def columns_of(path: Path) -> dict[str, list[tuple[str, list[Any]]]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_an_onnx_file_agrees_with_the_policy(name: str, tmp_path: Path) -> None:
     """On 1,000 observations, in batches of 1 and 64; and it says so itself."""
@@ -59,6 +60,7 @@ def test_an_onnx_file_agrees_with_the_policy(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["policy.onnx"], "weights included"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [LSTM_CASE])
 def test_a_torch_program_agrees_with_the_policy(name: str, tmp_path: Path) -> None:
     path, policy = tmp_path / "policy.pt2", policy_of(CASES[name])
@@ -198,6 +200,7 @@ def test_the_check_sees_what_is_wrong(spoilt: str, column: str, least: float) ->
         assert error <= PARITY
 
 
+@pytest.mark.long
 def test_a_policy_that_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +240,7 @@ def test_a_missing_package_is_named_with_its_remedy(
         export_policy(policy_of(CASES[LSTM_CASE]), tmp_path / "policy.onnx")
 
 
+@pytest.mark.long
 def test_without_onnxruntime_the_check_says_what_it_was_made_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

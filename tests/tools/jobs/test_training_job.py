@@ -71,6 +71,7 @@ def test_sigterm_that_ends_the_probe_of_the_environment_too_is_no_failure(
     assert train(small(tmp_path), []) == "interrupted"
 
 
+@pytest.mark.long
 def test_an_error_is_the_outcome(tmp_path: Path) -> None:
     config = replace(small(tmp_path), env="NoSuchEnv-v1")
     with pytest.raises((ConfigError, EnvProbeError)):

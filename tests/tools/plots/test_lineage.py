@@ -21,6 +21,7 @@ def plotted(tmp_path, events, name="lineage.svg"):
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("members", [1, 4, 8, 32])
 def test_a_population_is_recognised_and_drawn(tmp_path, members):
     out = plotted(tmp_path, simulated_population(members, 12))
@@ -30,22 +31,26 @@ def test_a_population_is_recognised_and_drawn(tmp_path, members):
         assert "learning rate" in text and "1 − gamma" in text and "clip ratio" not in text
 
 
+@pytest.mark.long
 def test_a_population_is_drawn_as_a_picture(tmp_path):
     out = plotted(tmp_path, simulated_population(8, 12, silent=2), "lineage.png")
     assert out.stat().st_size > 50_000
 
 
+@pytest.mark.long
 def test_a_population_without_scores_is_drawn(tmp_path):
     events = simulated_population(4, 12)
     plotted(tmp_path, [event for event in events if event["event"] == "start"])
 
 
+@pytest.mark.long
 def test_objectives_that_are_far_too_low_leave_the_others_visible(tmp_path):
     events = simulated_population(4, 12)
     next(event for event in events if event["event"] == "score")["objective"] = -1e9
     plotted(tmp_path, events)
 
 
+@pytest.mark.long
 def test_negative_objectives_and_switches_are_drawn(tmp_path):
     events = simulated_population(4, 12)
     for event in events:
@@ -55,6 +60,7 @@ def test_negative_objectives_and_switches_are_drawn(tmp_path):
     assert "value clip" in plotted(tmp_path, events).read_text()
 
 
+@pytest.mark.long
 def test_the_curves_of_a_population_are_drawn_where_they_are_asked_for(tmp_path):
     pytest.importorskip("matplotlib")
     reports = [

@@ -47,6 +47,7 @@ def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
 def test_several_runs_are_drawn_into_one_file(tmp_path, name):
     pytest.importorskip("matplotlib")
@@ -149,6 +150,7 @@ def test_reporting_and_places_make_no_other_setting(tmp_path):
     assert [len(setting.runs) for setting in settings_of(runs)] == [2]
 
 
+@pytest.mark.long
 def test_a_dollar_in_the_name_of_a_run_is_a_letter(tmp_path):
     """matplotlib reads formulas between dollars, and fails at one that is none."""
     pytest.importorskip("matplotlib")
@@ -177,6 +179,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_report_is_left_out_and_told(tmp_path, capsys, drawn, line):
     run = make_run(tmp_path / "run", reports(3))

@@ -71,6 +71,7 @@ def run(population: Population) -> dict[str, Any]:
     raise AssertionError("it never ends")
 
 
+@pytest.mark.long
 def test_members_take_turns_where_there_are_fewer_jobs(tmp_path: Path) -> None:
     jobs = JobsAtOnce(limit=1)
     result = run(new_population(tmp_path, jobs))
@@ -87,6 +88,7 @@ def test_members_take_turns_where_there_are_fewer_jobs(tmp_path: Path) -> None:
     assert 1e-5 <= min(first) < 10**-3.5 < max(first) <= 1e-2, "one from each half"
 
 
+@pytest.mark.long
 def test_every_member_has_a_seed_of_its_own(tmp_path: Path) -> None:
     run(new_population(tmp_path, JobsAtOnce(limit=2)))
     seeds = {
@@ -100,6 +102,7 @@ def test_every_member_has_a_seed_of_its_own(tmp_path: Path) -> None:
     assert len(seeds) == 2
 
 
+@pytest.mark.long
 def test_a_member_that_is_killed_starts_again(tmp_path: Path) -> None:
     jobs = JobsAtOnce(limit=2, killed=["1", "1"])
     population = new_population(tmp_path, jobs)
@@ -141,6 +144,7 @@ def test_a_population_that_cannot_be_trained_ends_with_the_reason(tmp_path: Path
         run(new_population(tmp_path, FailingJobs(limit=2)))
 
 
+@pytest.mark.long
 def test_a_resumed_population_goes_on_and_finished_members_rest(tmp_path: Path) -> None:
     first = new_population(tmp_path, JobsAtOnce(limit=1))
     for _ in range(3):
@@ -153,6 +157,7 @@ def test_a_resumed_population_goes_on_and_finished_members_rest(tmp_path: Path) 
     assert len(keys) == len(set(keys)), "nothing is logged twice"
 
 
+@pytest.mark.long
 def test_a_later_stop_condition_lets_finished_members_go_on(tmp_path: Path) -> None:
     run(new_population(tmp_path, JobsAtOnce(limit=2)))
     longer = replace(SETTINGS, config=replace(CONFIG, train_for_env_steps=4000))
@@ -162,6 +167,7 @@ def test_a_later_stop_condition_lets_finished_members_go_on(tmp_path: Path) -> N
     assert all(m.published and m.published.env_steps >= 4000 for m in population.members())
 
 
+@pytest.mark.long
 def test_members_may_join_later(tmp_path: Path) -> None:
     run(new_population(tmp_path, JobsAtOnce(limit=2)))
     before = json.loads((tmp_path / "population" / "population.json").read_text())["first"]
@@ -224,6 +230,7 @@ def test_configs_that_cannot_be_members_are_refused(wrong: dict[str, Any]) -> No
         replace(SETTINGS, config=replace(CONFIG, **wrong))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [AppoConfig, ApexConfig])
 def test_members_perturb_and_copy_the_numbers_that_shape_rewards(
     tmp_path: Path, make: type[Any]

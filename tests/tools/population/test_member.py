@@ -207,6 +207,7 @@ def weights(folder: Path, member: str) -> Checkpoint:
     return found[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [AppoConfig, ApexConfig, DdppoConfig])
 def test_members_of_every_topology_copy_and_go_on(tmp_path: Path, make: type[Any]) -> None:
     """Two members take turns. After each round of the worse one its weights are the donor's, its
@@ -260,6 +261,7 @@ def test_events_that_a_killed_job_has_not_written_are_written_by_the_next(tmp_pa
     assert logged == ["start", "score", "explore"]
 
 
+@pytest.mark.long
 def test_a_second_job_leaves_a_finished_member_as_it_is(tmp_path: Path) -> None:
     """Until the stop condition is raised."""
     config = small(tmp_path, AppoConfig, "0", 1)

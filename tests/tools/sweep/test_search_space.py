@@ -37,6 +37,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("algo", "observation", "action"), CASES)
 def test_the_defaults_are_searched_with_values_that_run(
     algo: str, observation: str, action: str

@@ -74,6 +74,7 @@ def run(sweep: Sweep, steps: int = 100) -> dict[str, Any]:
     return sweep.summary()
 
 
+@pytest.mark.long
 def test_the_best_trial_is_found_and_written_down(tmp_path: Path) -> None:
     sweep = new_sweep(tmp_path, FakeJobs(limit=2))
     summary = run(sweep)
@@ -86,6 +87,7 @@ def test_the_best_trial_is_found_and_written_down(tmp_path: Path) -> None:
     assert len(set(config)) == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
 def test_a_resumed_sweep_keeps_its_trials_and_draws_new_values(
     tmp_path: Path, sampler: str
@@ -106,6 +108,7 @@ def test_a_resumed_sweep_keeps_its_trials_and_draws_new_values(
     assert len(gammas) == 6
 
 
+@pytest.mark.long
 def test_trials_that_had_begun_are_taken_over(tmp_path: Path) -> None:
     first = new_sweep(tmp_path, FakeJobs(killed=["0001"]))
     first.step()
@@ -117,6 +120,7 @@ def test_trials_that_had_begun_are_taken_over(tmp_path: Path) -> None:
     assert [trial.state for trial in second.trials()] == ["complete"] * 6
 
 
+@pytest.mark.long
 def test_killed_jobs_start_again_a_few_times(tmp_path: Path) -> None:
     jobs = FakeJobs(killed=["0000"] * 3 + ["0001"] * 4)
     sweep = new_sweep(tmp_path, jobs)
@@ -127,6 +131,7 @@ def test_killed_jobs_start_again_a_few_times(tmp_path: Path) -> None:
     assert sweep.error is not None and "killed 4 times" in sweep.error
 
 
+@pytest.mark.long
 def test_trials_that_are_worse_than_the_median_are_pruned(tmp_path: Path) -> None:
     sweep = new_sweep(
         tmp_path, FakeJobs(), SPEC.replace("trials: 6", "trials: 15") + "pruner: median\n"
@@ -142,6 +147,7 @@ def test_trials_that_are_worse_than_the_median_are_pruned(tmp_path: Path) -> Non
     assert best["value"] == max(t.value or 0.0 for t in trials if t.state == "complete")
 
 
+@pytest.mark.long
 def test_hyperband_stops_trials_early_and_never_the_best(tmp_path: Path) -> None:
     """Return grows with gamma at every point, so a trial with the highest gamma of all so far is
     better than those before, and is not pruned."""
@@ -183,6 +189,7 @@ def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
         run(new_sweep(tmp_path, FailingJobs()))
 
 
+@pytest.mark.long
 def test_a_metric_that_no_report_has_is_named(tmp_path: Path) -> None:
     sweep = new_sweep(tmp_path, FakeJobs(), SPEC + "metric: retrun_mean\n")
     with pytest.raises(
@@ -228,6 +235,7 @@ def test_a_storage_that_is_damaged_is_refused(tmp_path: Path) -> None:
         new_sweep(tmp_path, FakeJobs())
 
 
+@pytest.mark.long
 def test_the_picture_shows_every_trial(tmp_path: Path) -> None:
     sweep = new_sweep(tmp_path, FakeJobs())
     with pytest.raises(ConfigError, match="no trial has ended"):

@@ -84,6 +84,7 @@ def run_with(sinks: Sequence[FakeSink], run: Path, env_steps: int) -> None:
             pass
 
 
+@pytest.mark.long
 def test_every_report_arrives_and_a_sink_that_fails_is_a_warning(tmp_path: Path) -> None:
     run = tmp_path / "run"
     kept = FakeSink()

@@ -69,6 +69,7 @@ def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 COMMAND = ["tune", "CartPole-v1", "appo", "--for", "return", "--out", "tuned.yaml"]
 
 
+@pytest.mark.long
 def test_the_best_settings_are_written_beside_the_result_of_the_defaults(
     at_once: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

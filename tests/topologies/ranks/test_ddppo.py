@@ -175,6 +175,7 @@ def test_ranks_that_differ_after_an_update_end_the_run(tmp_path: Path) -> None:
     assert "checksums_compared" not in summary
 
 
+@pytest.mark.long
 def test_one_rank_runs_serially_and_repeatably(tmp_path: Path) -> None:
     finals = []
     for name in ("a", "b"):
@@ -240,6 +241,7 @@ def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> No
         plan(**kwargs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["halfcheetah", "minatar-breakout"])
 def test_presets_of_ddppo_have_batches_as_large_as_those_of_appo(name: str) -> None:
     """A batch, a minibatch and its passes over all ranks together, of as long rollouts."""

@@ -48,6 +48,7 @@ def planned(config: ApexConfig) -> ReplayPlan:
     return plan_of(resolve_defaults(config, spec), spec, "cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("inference", "shards", "n_step", "alpha"),
     [("inline", 1, 3, 0.6), ("worker", 1, 1, 0.6), ("inline", 2, 3, 0.0), ("worker", 3, 5, 1.0)],
@@ -70,6 +71,7 @@ def test_every_transition_comes_from_its_place(
     assert samples == pytest.approx(1.0, rel=0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize(
     "kwargs", [{"mode": "same_step"}, {"mode": "same_step", "stacked": True}, {"mode": "disabled"}]
@@ -110,6 +112,7 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
             assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> None:
     """A slow learner: leases come one at a time. Every row plays on all the same."""
@@ -180,6 +183,7 @@ def test_configs_that_make_no_sense_are_refused() -> None:
         build_apex(apex_config(env="tests.support.envs:MixedActionEnv"))
 
 
+@pytest.mark.long
 def test_action_masks_hold_in_acting_and_in_targets() -> None:
     """MaskedEnv itself asserts that no masked action is taken."""
     chosen = apex_config(
@@ -220,6 +224,7 @@ def cartpole(tmp_path: Path, **kwargs: Any) -> ApexConfig:
     return ApexConfig(**{**defaults, **kwargs})
 
 
+@pytest.mark.long
 def test_serial_runs_of_one_seed_are_bit_identical(tmp_path: Path) -> None:
     found = []
     for name in ("a", "b"):
@@ -231,6 +236,7 @@ def test_serial_runs_of_one_seed_are_bit_identical(tmp_path: Path) -> None:
         assert found[0][key] == found[1][key], key
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_and_refills_first(tmp_path: Path) -> None:
     first = train(cartpole(tmp_path, serial=True, train_for_env_steps=2000))
     updates = first.summary["updates"]

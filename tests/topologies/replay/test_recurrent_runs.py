@@ -95,6 +95,7 @@ def maze(tmp_path: Path, core: Any, **kwargs: Any) -> ApexConfig:
     return ApexConfig(**{**defaults, **kwargs})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["none", "gru", "lstm"])
 def test_only_a_recurrent_core_remembers(core: str, tmp_path: Path) -> None:
     """1 is perfect; 0 is chance, and the best without memory. The recurrent ones need 10-20
@@ -112,6 +113,7 @@ def test_only_a_recurrent_core_remembers(core: str, tmp_path: Path) -> None:
     assert abs(found) < 0.4 if core == "none" else found > 0.95, f"mean return {found}"
 
 
+@pytest.mark.long
 def test_a_run_says_what_it_chose_and_goes_on(tmp_path: Path) -> None:
     left_open = {"n_step": None, "gamma": None, "batch_size": None, "rollout": 50}
 

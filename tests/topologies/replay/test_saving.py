@@ -34,6 +34,8 @@ from tests.support.graphs import running, spec_of
 from tests.support.pairings import network_maker
 from tests.support.runs import until, until_trained
 
+pytestmark = pytest.mark.long
+
 
 def never() -> bool:
     return False

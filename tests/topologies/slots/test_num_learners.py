@@ -52,6 +52,7 @@ def over_learners(chosen: AppoConfig, core: str, learners: int) -> list[Learned]
     return on_ranks(learners, work)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learners", [2, 4])
 @pytest.mark.parametrize(
     "settings",

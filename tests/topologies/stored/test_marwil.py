@@ -67,6 +67,7 @@ def config(run: Path, dataset: Path, **more: Any) -> MarwilConfig:
     return MarwilConfig(**{**settings, **more})
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_written_at_each_milestone(dataset: Path, tmp_path: Path) -> None:
     more: dict[str, Any] = {"evaluate_interval": None, "milestone_interval": 1000}
     train(config(tmp_path / "run", dataset, train_for_env_steps=3500, keep_checkpoints=1, **more))
@@ -75,6 +76,7 @@ def test_a_checkpoint_is_written_at_each_milestone(dataset: Path, tmp_path: Path
     assert [entry["env_steps"] // 1000 for entry in kept] == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exponent", [0.0, 1.0])
 def test_a_policy_is_learned_from_data_and_evaluated(
     dataset: Path, tmp_path: Path, exponent: float
@@ -94,6 +96,7 @@ def test_a_policy_is_learned_from_data_and_evaluated(
     assert evaluate(run, episodes=2)["env_steps"] == 8_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_a_resumed_run_is_the_same_as_an_uninterrupted_one(
     dataset: Path, tmp_path: Path, core: Any
@@ -146,6 +149,7 @@ def test_on_a_gpu_the_data_are_wired_to_a_device_with_a_number(
     assert devices == [torch.device("cuda:0")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "text"),
     [
