@@ -35,6 +35,7 @@ from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner
+from sampleforge.workers.membership import Membership
 
 
 class Learners(NamedTuple):
@@ -185,15 +186,12 @@ def _add_group(
     restart = RestartInGroup(epoch, "learners" if rendezvous else "learner")
     nodes = []
     for index, (maker, own) in enumerate(zip(makers, settings, strict=True)):
+        join = rendezvous.members[index].join if rendezvous else join_solo
+        first_row = settings[0].counter_row
         in_group = GroupMember(
-            index,
-            own.counter_row,
-            rendezvous.members[index].join if rendezvous else join_solo,
+            Membership(index, join, epoch, graph.stop, graph.counters, first_row),
             maker,
-            own.weights,
-            graph.progress,
-            graph.stop,
-            epoch,
+            own,
             debug=config.debug,
             snapshot=snapshot,
             changes=None if member is None else member.follower(index),

@@ -1,27 +1,23 @@
-"""The membership of a rank, or of one of several learners, in the group that learns one policy."""
+"""What a rank, or one of several learners, does as a member of the group that learns one policy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from time import perf_counter, process_time, sleep
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 
 from sampleforge.algorithms.averaging import Averaging, DataParallel, Local
 from sampleforge.algorithms.learning import Learner
-from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
-from sampleforge.peers.group_epoch import GroupEpoch
-from sampleforge.shared.counters import Progress
+from sampleforge.peers.group import RankLost, SoloGroup
 from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.learner_change import ChangeFollower, StateLoad
+from sampleforge.workers.membership import Membership
 from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
-from sampleforge.workers.worker import StopFlag
 
-REPLACEMENT_TIMEOUT = 5.0
-"""Seconds to wait for the driver to replace a member that has died."""
 SNAPSHOT_SHARE = 0.0025
 """Largest fraction of the first member's processor time that publishing its state may take. It is
 not a fraction of the seconds that pass, because on busy cores an update waits longer than the short
@@ -33,64 +29,54 @@ class StateLost(RuntimeError):
 
 
 class GroupMember:
-    """Joins the group, and the new group when another member was replaced; exchanges the learner
-    state with the other members; agrees with them after each update whether to end.
+    """Makes the learner of a member, exchanges its state with the other members, and agrees with
+    them after each update whether to end; again in the new group when another one was replaced.
 
-    ``index`` is the member's number in the group, ``counter_row`` its row in the run's counters.
-    ``join(generation)`` returns the group of that generation. ``weights``: the weights that this
-    member publishes, or None. ``snapshot`` holds a recent state of member 0: if no member survives,
-    the new members resume from it. ``metrics_sync`` is needed if the members share no memory.
-    ``iteration`` counts the updates of the group from 1; ``ended``: whether all members have agreed
-    that the run is done, which they do after the same update. ``plain_state()``: what the snapshot
-    holds beside the learner's state. ``changes`` are applied to the learner between two updates, by
-    all members after the same one (None: there are no others than the driver's requests).
+    ``settings``: those of the member's `LearnerWorker`. ``snapshot`` holds a recent state of member
+    0: if no member survives, the new members resume from it. ``metrics_sync`` is needed if the
+    members share no memory. ``iteration`` counts the updates of the group from 1; ``ended``:
+    whether all members have agreed that the run is done, which they do after the same update.
+    ``plain_state()``: what the snapshot holds beside the learner's state. ``changes`` are applied
+    to the learner between two updates, by all members after the same one (None: there are no others
+    than the driver's requests). ``debug``: states are compared after each update.
     """
 
     def __init__(
         self,
-        index: int,
-        counter_row: int,
-        join: Callable[[int], RankGroup],
+        membership: Membership,
         new_learner: Callable[[Averaging], Learner],
-        weights: SharedWeights | None,
-        progress: Progress,
-        stop: StopFlag,
-        epoch: GroupEpoch,
+        settings: LearnerSettings,
         *,
         debug: bool,
         snapshot: StateSnapshot | None = None,
         metrics_sync: MetricsSync | None = None,
         changes: ChangeFollower | None = None,
-        replacement_timeout: float = REPLACEMENT_TIMEOUT,
     ) -> None:
-        self.index = index
+        self.index = membership.index
         self.iteration = 1
         self.ended = False
         self.plain_state: Callable[[], dict[str, Any]] = dict
-        self._counter_row = counter_row
-        self._join = join
+        self._membership = membership
+        self._epoch = membership.epoch
         self._new_learner = new_learner
-        self._weights = weights
-        self._progress = progress
-        self._stop = stop
-        self._epoch = epoch
+        self._counter_row = settings.counter_row
+        self._progress = settings.progress
+        self._weights = settings.weights
         self._debug = debug
         self._snapshot = snapshot
         self._metrics_sync = metrics_sync
         self._changes = changes or ChangeFollower()
-        self._replacement_timeout = replacement_timeout
         self._published_at = self._publishing_took = 0.0  # seconds of processor time
-        self._group: RankGroup | None = None
 
     def start(self) -> Learner:
         """Join the group and return the learner, which averages its gradients over the group."""
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = math.inf  # it may wait for other members without a limit
-        self._generation = self._epoch.generation
         self._epoch.mark_batch(self.index, 0)
-        self._group = self._join_newest()
-        solo = isinstance(self._group, SoloGroup)
-        self._averaging: Averaging = Local() if solo else DataParallel(self._group)
+        self._membership.join_newest()
+        group = self._membership.group
+        solo = isinstance(group, SoloGroup)
+        self._averaging: Averaging = Local() if solo else DataParallel(group)
         self._learner = self._new_learner(self._averaging)
         if self._snapshot is not None and self._snapshot.version > self._learner.version:
             self._learner.load(*self._snapshot.read())
@@ -106,27 +92,24 @@ class GroupMember:
                 if not self._stop_or_new_group(error):
                     raise
                 if not self.ended:
-                    self._set_group(self._join_newest())
+                    self._membership.join_newest()
+                    self._average_over_group()
 
     @property
     def must_regroup(self) -> bool:
         """Whether the driver has replaced another member."""
-        return self._epoch.generation != self._generation
+        return self._membership.is_outdated
 
     def regroup(self) -> None:
         """Join the new group, in which the member with the most gradient steps gives its state to
         all members."""
-        assert self._group is not None
         self._count["heartbeat"][0] = math.inf
-        self._epoch.mark_batch(self.index, 0)
-        self._group.close()
-        self._generation = self._epoch.generation
-        self._set_group(self._join(self._generation))
+        self._membership.change()
+        self._average_over_group()
         self._exchange_state()
 
     def wait_for_replacement(self, error: RankLost, hint: Callable[[], str] = str) -> None:
         """Wait, after a member was lost, until the driver has replaced it, or the run has ended.
-        The driver is told of a silent member, because it sees by itself only those that have died.
         Raises RankLost, with the ``hint`` at its end, if neither happens."""
         if not self._stop_or_new_group(error):
             raise RankLost(f"{error}{hint()}") from error
@@ -140,23 +123,23 @@ class GroupMember:
     def agree(self) -> None:
         """Complete an update together with the other members: exchange metrics, decide whether to
         end, and, with --debug, compare states."""
-        assert self._group is not None
+        group = self._membership.group
         self._epoch.set_agreed_version(self.index, self._learner.version)
         if self._publishing_is_due():
             self.publish_state()
         self.iteration += 1
         if self._metrics_sync is not None:
-            self._metrics_sync.exchange(self._group)
+            self._metrics_sync.exchange(group)
         changes, learner = self._changes, self._learner
         own = [self._progress.done, changes.count(learner), *changes.due(learner)]
-        done, counts, *dues = self._group.all_gather(torch.tensor(own, dtype=torch.float64)).T
+        done, counts, *dues = group.all_gather(torch.tensor(own, dtype=torch.float64)).T
         self._end(bool(done.any()))
         if changes.is_member:
             learner.env_steps = int(counts[0])
         self._apply_changes(changes.agreed(dues))
         if self._debug:
-            if self._group.size > 1:
-                check_same_state(self._learner, self._group)
+            if group.size > 1:
+                check_same_state(self._learner, group)
             self._count["checksums_compared"] += self.index == 0  # one member counts for all
 
     def _apply_changes(self, numbers: Sequence[int]) -> None:
@@ -174,17 +157,16 @@ class GroupMember:
     def load(self, load: StateLoad) -> bool:
         """Have the learner continue from another state: at once if it is alone, else after the
         update by whose end all members were asked for it. Return whether it has done so."""
-        assert self._group is not None
         if not self._changes.has_loaded(self._learner, load):
             self._changes.ask(load)
-            if self._group.size == 1:
+            if self._membership.group.size == 1:
                 self._apply_changes(self._changes.due(self._learner))
         return self._changes.has_loaded(self._learner, load)
 
     def take_waited(self) -> float:
         """Return the seconds that this member has waited for other members since the last call."""
-        assert self._group is not None
-        waited, self._group.waited = self._group.waited, 0.0
+        group = self._membership.group
+        waited, group.waited = group.waited, 0.0
         return waited
 
     def publish_state(self) -> None:
@@ -201,54 +183,24 @@ class GroupMember:
 
     def close(self) -> None:
         """Leave the group."""
-        if self._group is not None:
-            self._group.close()
+        self._membership.leave()
 
     def _end(self, ended: bool) -> None:
         self.ended = ended
         self._count["ended"][0] = ended
 
-    def _join_newest(self) -> RankGroup:
-        """Join the newest group, or a newer one if another member is replaced meanwhile. Raises
-        RankLost if no group is formed."""
-        while True:
-            self._generation = self._epoch.generation
-            try:
-                return self._join(self._generation)
-            except RankLost as error:
-                self._report_silent(error)  # if all members are new, no other one does
-                if not self._is_regrouped():
-                    raise
-
-    def _set_group(self, group: RankGroup) -> None:
+    def _average_over_group(self) -> None:
+        """Average gradients over the group that was joined."""
         assert isinstance(self._averaging, DataParallel), "a group of one is never formed again"
-        self._group = self._averaging.group = group
+        self._averaging.group = self._membership.group
 
     def _stop_or_new_group(self, error: RankLost) -> bool:
-        """Return, after a member was lost, whether there is a new group, or the run has ended, so
-        that the other members have left regularly."""
-        self._report_silent(error)
-        if self._is_regrouped():
+        """Return, after a member was lost, whether a new group is formed, or the run has ended."""
+        if self._membership.is_renewed(error):
             return True
-        if self._stop.is_set():
+        if self._membership.is_over:
             self._end(True)
         return self.ended
-
-    def _report_silent(self, error: RankLost) -> None:
-        """Tell the driver of the member that was silent, if that is why the group was lost."""
-        if error.silent is not None and not self.must_regroup:
-            row = self._counter_row - self.index + error.silent  # members have rows one by one
-            self._progress.counters.row(row)["silent_s"][0] = error.seconds
-
-    def _is_regrouped(self) -> bool:
-        """Return whether the driver has replaced a member, waiting for it up to
-        ``replacement_timeout`` seconds."""
-        give_up_at = perf_counter() + self._replacement_timeout
-        while not self.must_regroup:
-            if self._stop.is_set() or perf_counter() > give_up_at:
-                return False
-            sleep(0.02)
-        return True
 
     def _exchange_state(self) -> None:
         """Give all members the state of the member with the most gradient steps. All members have
@@ -257,13 +209,13 @@ class GroupMember:
 
         If later steps are lost with the members that had taken them, their versions are skipped:
         the version never goes back, so that behaviour is never newer than the policy."""
-        assert self._group is not None
+        group = self._membership.group
         own = (self._learner.version, self.iteration, self._progress.done)
-        versions, iterations, done = self._group.all_gather(torch.tensor(own)).T.tolist()
+        versions, iterations, done = group.all_gather(torch.tensor(own)).T.tolist()
         self._end(any(done))  # at once in a resumed run that has already reached its limit
         newest, agreed = int(max(versions)), self._epoch.agreed_version
         self._check_against_snapshot(newest)
-        share_state(self._learner, self._group, source=versions.index(max(versions)))
+        share_state(self._learner, group, source=versions.index(max(versions)))
         self._learner.version = max(self._learner.version, agreed)
         self.iteration = int(max(iterations))
         # After all members have read the version that was agreed on before:
@@ -272,7 +224,7 @@ class GroupMember:
             self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         if self.index == 0:
             self.publish_state()
-            if self._generation:
+            if self._membership.generation:
                 self._epoch.report_resumed(newest, max(0, agreed - newest))
         self._changes.confirm(self._learner)
 

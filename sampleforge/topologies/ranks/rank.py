@@ -39,9 +39,10 @@ from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.callback import WorkerCallbacks
-from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
+from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.learner import LearnerSettings
+from sampleforge.workers.membership import REPLACEMENT_TIMEOUT, Membership
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
@@ -111,7 +112,7 @@ def add_rank(
         callbacks=callbacks,
     )
     worker = RankWorker(
-        _group_member(context, join, batches, weights),
+        _group_member(context, join, batches, settings),
         _rank_actor(context, join, exchange, weights, wakeup, envs, preemption, callbacks),
         batches,
         settings,
@@ -196,24 +197,26 @@ def _rank_actor(
 
 
 def _group_member(
-    context: RankContext, join: Rendezvous, batches: SlotBatches, weights: SharedWeights
+    context: RankContext, join: Rendezvous, batches: SlotBatches, settings: LearnerSettings
 ) -> GroupMember:
     """Return the membership of a rank in the group."""
-    # torchrun replaces all ranks at once: waiting for a single one would be in vain.
-    timeout = REPLACEMENT_TIMEOUT if context.metrics_sync is None else 0.0
-    return GroupMember(
+    membership = Membership(
         join.rank,
-        context.rows[join.rank],
         join.join,
-        LearnerMaker(context.new_model, context.plan, context.policy, batches, varies=True),
-        weights,
-        context.graph.progress,
-        context.graph.stop,
         context.group_epoch,
+        context.graph.stop,
+        context.graph.counters,
+        settings.counter_row - join.rank,
+        # torchrun replaces all ranks at once: waiting for a single one would be in vain.
+        REPLACEMENT_TIMEOUT if context.metrics_sync is None else 0.0,
+    )
+    return GroupMember(
+        membership,
+        LearnerMaker(context.new_model, context.plan, context.policy, batches, varies=True),
+        settings,
         debug=context.config.debug,
-        metrics_sync=context.metrics_sync,
         snapshot=context.snapshot,
-        replacement_timeout=timeout,
+        metrics_sync=context.metrics_sync,
     )
 
 
