@@ -70,7 +70,7 @@ def recorded(folder: Path, case: Case, seed: int) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.slow(timeout=6 * 3600)  # each case 20 to 40 minutes of one free core
 @pytest.mark.parametrize("name", CASES)
 def test_intervals_have_the_exact_return_in_91_to_98_percent_of_200_data_sets(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
