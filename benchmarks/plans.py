@@ -11,6 +11,7 @@ processes and threads follows the cores. The table says both.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,7 +24,13 @@ from sampleforge.presets import preset_names, preset_values
 from sampleforge.run.folder.stored_config import nested
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.config import ALGOS, AnyConfig, ApexConfig, DdppoConfig, MarwilConfig
+from sampleforge.topologies.config import (
+    ALGOS,
+    AnyConfig,
+    DdppoConfig,
+    MarwilConfig,
+    ReplayRunConfig,
+)
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.sampler_plan import run_device
 
@@ -48,6 +55,7 @@ def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False) -> E
     return EnvSpec("X-v0", {"obs": leaf}, actions, asynchronous=asynchronous)
 
 
+BOXES = {"action": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))}
 VECTORS, PLANES = spec((8,), "float32"), spec((10, 10, 4), "bool")
 IMAGES, ATARI = spec((3, 72, 128), "uint8"), spec((4, 84, 84), "uint8", asynchronous=True)
 KINDS = {"vectors": VECTORS, "planes": PLANES, "images": IMAGES, "images (Atari)": ATARI}
@@ -89,8 +97,9 @@ def runs() -> Iterator[Run]:
     """Yield the defaults of each algorithm for each kind of observations, and all presets."""
     for algo, make in ALGOS.items():
         for kind, of in KINDS.items():
-            for core in ("none", "gru"):
+            for core in ("none", "gru") if algo != "sac" else ("none",):
                 model = ModelConfig(core=core)
+                of = dataclasses.replace(of, actions=BOXES) if algo == "sac" else of
                 name = f"`{algo}`, {kind}{'' if core == 'none' else ', GRU'}"
                 yield Run(name, make(env="X-v0", model=model), of)
     for algo, make in ALGOS.items():
@@ -112,7 +121,7 @@ def sizes(run: Run, on: Machine) -> Sizes:
         plan = chosen.plan(config, run.spec, device)
     ranks = plan.num_workers if isinstance(config, DdppoConfig) else 1
     batch = plan.batch_size * ranks
-    if isinstance(config, ApexConfig):
+    if isinstance(config, ReplayRunConfig):
         ratio = Fraction(plan.ratio) / batch
         sequence = plan.item_steps.learned
         steps = batch * sequence

@@ -38,6 +38,7 @@ _HOMES = {
     "LoadedPolicy": "sampleforge.api",
     "MarwilConfig": "sampleforge.topologies.config",
     "PqnConfig": "sampleforge.topologies.config",
+    "SacConfig": "sampleforge.topologies.config",
     "Message": "sampleforge.run.callback",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",

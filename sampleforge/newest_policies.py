@@ -72,7 +72,7 @@ class NewestPolicies:
 
     def frozen(self, group: PolicyGroup) -> tuple[dict[int, FrozenPolicy], int]:
         """Return the policy that plays each agent group, by its index, in an evaluation of
-        ``group``; the other agent groups are played by the first policy of each. Return also the
+        ``group``: of the other agent groups the first policy that plays them. Return also the
         policy version of the weights of ``group``."""
         session = self._session
         model = session.new_model_of(group.id).eval()

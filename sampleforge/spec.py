@@ -81,6 +81,13 @@ class ActionSpec:
     env_low: tuple[float, ...] = ()
     env_high: tuple[float, ...] = ()
 
+    @property
+    def is_bounded_box(self) -> bool:
+        """Whether it is a box with finite bounds, low < high."""
+        pairs = zip(self.low, self.high, strict=True)
+        bounded = all(math.isfinite(lo) and math.isfinite(hi) and lo < hi for lo, hi in pairs)
+        return self.kind == "box" and bounded
+
 
 @dataclass(frozen=True)
 class EnvSpaces:

@@ -29,10 +29,12 @@ def never(config: Any) -> bool:
 
 @dataclass(frozen=True)
 class LearnerPlace:
-    """Where a learner learns, beside which others. ``noise_seed`` seeds the noise that its passes
-    draw, ``seed`` all else. ``batch_size``: the nominal env steps of a batch whose size varies
-    (None: it does not). ``share``: the part of each batch that it has, if there are several."""
+    """Where a learner learns, beside which others. ``spec``: of the environment, or of the agents
+    for which it learns. ``noise_seed``: of the noise that its passes draw; ``seed``: of all else.
+    ``batch_size``: the nominal env steps of a batch whose size varies (None: it does not).
+    ``share``: the part of each batch that it has, if there are several."""
 
+    spec: EnvSpec
     device: torch.device
     precision: str
     seed: int

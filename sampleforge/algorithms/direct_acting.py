@@ -34,8 +34,7 @@ class DirectActing:
     def __init__(
         self, model: ActorCritic, generator: torch.Generator, noise: CorrelatedNoise | None
     ) -> None:
-        """``model``: one that `has_pass`. ``noise`` is drawn for the boxes, if it is not
-        independent."""
+        """``model``: one that `has_pass`. ``noise``: of the boxes, if it is not independent."""
         self._pass = MlpPass(model)
         self._sampler = _sampler(model, generator)
         self._noise = noise

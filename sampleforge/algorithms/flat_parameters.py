@@ -131,8 +131,7 @@ def _chunk(parameters: list[Tensor]) -> Chunk:
 
 
 class Optimiser(Protocol):
-    """An optimiser of `FlatParameters`. ``state`` has, for each chunk, tensors [n] or [] by
-    name."""
+    """An optimiser of `FlatParameters`. ``state``: of each chunk, by name, a tensor [n] or []."""
 
     flat: FlatParameters
     eps: float

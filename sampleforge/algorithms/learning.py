@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from sampleforge.algorithms.flat_parameters import (
 )
 from sampleforge.algorithms.hyperparameters import changed, check_names, values
 from sampleforge.ops.explained_variance import MOMENTS, explained_variance
-from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.ops.running_stats import Gather, Moments, alone
 from sampleforge.ops.schedules import linear
 
 Tensors = dict[str, torch.Tensor]
@@ -157,12 +157,26 @@ class GradientLearner(Generic[Model, Config]):
         without waiting for the device."""
         return optimiser.flat.clip_gradient(self._config.max_grad_norm)
 
-    def _step_unless(self, skipped: bool, progress: float) -> dict[str, float]:
-        """Take the step of all optimisers, unless it is ``skipped`` because a gradient is not
-        finite, and count it in any case; return what there is to report."""
+    def _count_observations(self, seen: Mapping[str, Moments]) -> None:
+        """Merge the moments of new observations, by leaf, into the statistics that normalise
+        them, if the model has any."""
+        normaliser = getattr(self.model, "normaliser", None)
+        if normaliser is not None:
+            normaliser.merge(
+                {
+                    name: Moments(*(part.to(self._device) for part in (of.mean, of.var, of.count)))
+                    for name, of in seen.items()
+                }
+            )
+
+    def _step_unless(
+        self, skipped: bool, progress: float, optimisers: Iterable[Optimiser] | None = None
+    ) -> dict[str, float]:
+        """Take the step of the ``optimisers`` (None: of all), unless it is ``skipped`` because a
+        gradient is not finite, and count it in any case; return what there is to report."""
         self._follow_schedule(progress)
         if not skipped:
-            for optimiser in self._optimisers.values():
+            for optimiser in self._optimisers.values() if optimisers is None else optimisers:
                 optimiser.step(self._learning_rate)
         self.version += 1
         return {"learning_rate": self._learning_rate, "skipped_steps": float(skipped)}

@@ -25,10 +25,10 @@ class Minibatches:
     """The minibatches of an update, one after the other, as places in the flattened [T * B] of its
     experience.
 
-    ``drawn`` has for each minibatch, int64 [n], its positions in [T * B], or with ``whole_rows``
-    its columns [B], which it has with all their steps (None: the whole experience). Only a
-    learner's part of a minibatch may be empty; it gets a step, or column, that does not count,
-    because all learners make the same passes. ``index`` is what is drawn in the end.
+    ``drawn``: of each, int64 [n], its positions in [T * B], or with ``whole_rows`` its columns
+    [B], which it has with all their steps (None: the whole experience). Only a learner's part of a
+    minibatch may be empty; it gets a step, or column, that does not count, because all learners
+    make the same passes. ``index``: what is drawn in the end.
 
     A column of all minibatches is [S, N], a row for each, so that an operation does the work of
     all. If they differ in size, the ends of the shorter rows do not count.

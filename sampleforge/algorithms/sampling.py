@@ -15,8 +15,8 @@ from sampleforge.shared.weights import SharedWeights
 
 
 class Stochastic:
-    """Chooses actions by sampling from their distribution. ``noise`` is drawn for Box actions, if
-    it is not independent."""
+    """Chooses actions by sampling from their distribution. ``noise``: of Box actions, if it is not
+    independent."""
 
     def __init__(self, generator: torch.Generator, noise: CorrelatedNoise | None = None) -> None:
         self._generator = generator
@@ -52,7 +52,7 @@ def sampling(
     noise_correlation: float = 0.0,
 ) -> Acting:
     """Return what samples actions from the distribution of ``network``, in numpy where that can be.
-    ``noise_correlation`` is that of the noise of Box actions, see `CorrelatedNoise`."""
+    ``noise_correlation``: of the noise of Box actions, see `CorrelatedNoise`."""
     generator, noise, direct = place.generator, None, None
     if noise_correlation and network.layout.num_boxes:
         size = network.layout.num_boxes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
 from sampleforge.ops.rewards import learned_rewards
+from sampleforge.replay.config import ReplayConfig
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class MakeWindows:
     ``config`` has its defaults resolved; ``drop_truncated``: see
     `sampleforge.ops.n_step.n_step_windows`."""
 
-    config: DqnConfig
+    config: ReplayConfig
     drop_truncated: bool
 
     @property

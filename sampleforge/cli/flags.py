@@ -297,7 +297,11 @@ def _metavar(hint: Any) -> str | None:
         return None
     if typing.get_origin(options[0]) is typing.Literal:
         return "{" + ",".join(map(str, typing.get_args(options[0]))) + "}"
-    return {int: "INT", float: "FLOAT", str: "STR"}.get(options[0])
+    words = {int: "INT", float: "FLOAT", str: "STR"}
+    if typing.get_origin(options[0]) is tuple:
+        word = words[typing.get_args(options[0])[0]]
+        return f"[{word} [{word} ...]]"
+    return words.get(options[0])
 
 
 def _docs(cls: type[Any]) -> dict[str, str]:

@@ -108,10 +108,10 @@ class StoredEpisode:
 
 
 class OfflineDataset:
-    """A dataset on disk. ``source``: its name as it was given; ``path``: its folder ``data``;
-    ``spec``: the environment's, with the units that `episodes` gives actions in; ``recorded``: the
-    spec with which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``:
-    Minari's; ``dropped``: what its recordings have dropped."""
+    """A dataset on disk. ``source``: as it was given; ``path``: its folder ``data``; ``spec``: of
+    the environment, with the units that `episodes` gives actions in; ``recorded``: the spec with
+    which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``: Minari's;
+    ``dropped``: what its recordings have dropped."""
 
     def __init__(
         self, source: str, path: Path, metadata: Mapping[str, Any], spec: EnvSpec | None = None

@@ -114,7 +114,7 @@ def types_of_seats(spec: EnvSpec) -> tuple[str, ...]:
 
 def means_of_types(game: FinishedGame, types: Sequence[str]) -> dict[str, float]:
     """Return the mean return of the agents of each type that took part in a game, by the type.
-    ``types`` has that of each seat, as `types_of_seats` returns them."""
+    ``types``: of each seat, as `types_of_seats` returns them."""
     seats: dict[str, list[int]] = {}
     for seat, name in enumerate(types):
         seats.setdefault(name, []).append(seat)

@@ -48,7 +48,7 @@ main(payload)
 
 
 class ChildWork(NamedTuple):
-    """What a child process does with an environment. ``name``: that of the work, in messages;
+    """What a child process does with an environment. ``name``: of the work, in messages;
     ``function``: "module:name", which only the child imports. It is called with the config, a
     function that sends a message, a dict, and the options of the work; it returns what else is in
     the last message, or None."""

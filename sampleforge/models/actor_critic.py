@@ -31,7 +31,8 @@ class ModelOutput(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """One policy and its value function.
+    """One policy and its value function, or, without ``has_values``, the policy alone, whose values
+    are 0.
 
     ``state_size``: S, floats of recurrent state per row (0 without a core). ``value_scale``: a
     buffer [], either 1 or the running scale of the returns, which the learner sets; it is 0 until
@@ -47,8 +48,11 @@ class ActorCritic(nn.Module):
         config: ModelConfig,
         observations: Mapping[str, ArraySpec],
         actions: Mapping[str, ActionSpec],
+        *,
+        has_values: bool = True,
     ) -> None:
         super().__init__()
+        self.has_values = has_values
         self.layout = action_layout(actions)
         self.squash = config.squash_actions
         _check_fit(config, self.layout, observations)
@@ -136,11 +140,12 @@ class ActorCritic(nn.Module):
         is_learned = config.action_std == "learned"
         outputs = layout.head_size(state_std=not is_learned)
         policy = orthogonal_(nn.Linear(self.actor.out_features, outputs), gain=0.01)
-        value = orthogonal_(nn.Linear(critic_features, 1), gain=1.0)
+        value = orthogonal_(nn.Linear(critic_features, 1), gain=1.0) if self.has_values else None
         if boxes and not is_learned:
             nn.init.constant_(policy.bias[-boxes:], config.initial_log_std)
         self.policy_weight, self.policy_bias = policy.weight, policy.bias
-        self.value_weight, self.value_bias = nn.Parameter(value.weight[0].detach()), value.bias
+        if value is not None:
+            self.value_weight, self.value_bias = nn.Parameter(value.weight[0].detach()), value.bias
         self.log_std: nn.Parameter | None = None
         if boxes and is_learned:
             self.log_std = nn.Parameter(torch.full((boxes,), config.initial_log_std))
@@ -151,6 +156,8 @@ class ActorCritic(nn.Module):
         if torch.is_autocast_enabled(actor.device.type):
             with torch.autocast(actor.device.type, enabled=False):  # 8 bits are too few for a value
                 return self._output(actor, critic, state)
+        if not self.has_values:
+            return ModelOutput(self._policy_head(actor), actor.new_zeros(actor.shape[:-1]), state)
         p: dict[str, Any] = self._parameters
         values = torch.matmul(critic, p["value_weight"]) + p["value_bias"]
         return ModelOutput(self._policy_head(actor), values * self.value_scale, state)

@@ -65,7 +65,7 @@ class DictEncoder(nn.Module):
             rest_act = activation(config.activation, "tanh")
             self.dense = Dense(
                 self.vector.out_features,
-                config.hidden_sizes,
+                config.widths,
                 rest_act,
                 layer_norm=bool(config.layer_norm),
             )

@@ -28,12 +28,13 @@ class ModelConfig(Checked):
     """Codes with more values than this are embedded instead of one-hot encoded."""
     embedding_size: int = EMBEDDING_SIZE
     """Numbers that stand for an embedded code."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the MLP encoder's layers."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Widths of the MLP encoder's layers (default: 64 64; with sac 256 256, also of the
+    critics)."""
     cnn_features: int = 512
     """Width of the layer after the convolutions of an image encoder."""
     activation: Literal["auto", "tanh", "relu", "elu", "silu"] = "auto"
-    """auto: tanh for the MLP, relu for the CNNs."""
+    """auto: tanh for the MLP (with sac relu), relu for the CNNs."""
     layer_norm: bool | None = None
     """Normalise the outputs of the encoder's layers before their activations (LayerNorm;
     convolutions over channels and pixels; default: with pqn)."""
@@ -44,9 +45,10 @@ class ModelConfig(Checked):
     separate_critic: bool | None = None
     """The value function has its own encoder and core (default: yes without pixels or planes and
     without a core)."""
-    normalise_observations: bool = True
+    normalise_observations: bool | None = None
     """Normalise vectors by their running mean and standard deviation (pixels are divided by their
-    largest bound, planes stay as they are, codes are one-hot encoded or embedded)."""
+    largest bound, planes stay as they are, codes are one-hot encoded or embedded; default: yes,
+    with sac no)."""
     normalise_images: bool = False
     """Normalise pixels too, each by its own running mean and standard deviation."""
     action_std: Literal["learned", "state"] = "learned"
@@ -61,7 +63,7 @@ class ModelConfig(Checked):
         check_range(self, "cnn_features core_size embed_above embedding_size", low=1)
         check_kinds(self.encode)
         check_range(self, "initial_log_std")
-        if any(width < 1 for width in self.hidden_sizes):
+        if any(width < 1 for width in self.widths):
             raise ConfigError(
                 f"{typed('model.hidden_sizes', self.hidden_sizes)}: a layer has at least 1 unit; "
                 "for no hidden layers leave the list empty"
@@ -73,11 +75,16 @@ class ModelConfig(Checked):
         return encodings(
             observations,
             self.encode,
-            normalise_vectors=self.normalise_observations,
+            normalise_vectors=self.normalise_observations is not False,
             normalise_pixels=self.normalise_images,
             embed_above=self.embed_above,
             embedding_size=self.embedding_size,
         )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """``hidden_sizes``, or their default."""
+        return (64, 64) if self.hidden_sizes is None else self.hidden_sizes
 
     def has_pixels(self, observations: Mapping[str, ArraySpec]) -> bool:
         """Return whether an observation leaf is encoded as pixels."""

@@ -239,7 +239,7 @@ class Vector(nn.Module):
 
 
 class MLP(Dense):
-    """The MLP encoder: all leaves as one vector, through layers of ``config.hidden_sizes`` (tanh by
+    """The MLP encoder: all leaves as one vector, through layers of ``config.widths`` (tanh by
     default)."""
 
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
@@ -248,7 +248,7 @@ class MLP(Dense):
         vector = Vector(observations, config)
         act = activation(config.activation, "tanh")
         norm = bool(config.layer_norm)
-        super().__init__(vector.out_features, config.hidden_sizes, act, layer_norm=norm)
+        super().__init__(vector.out_features, config.widths, act, layer_norm=norm)
         self.vector = vector
         self.plain_leaf = vector.plain_leaf
 

@@ -154,7 +154,7 @@ def passes_of(model: nn.Module) -> ActorCriticPasses | None:
     and embeddings and with at most `MOST_INPUTS` inputs, without a recurrent core, in float32, all
     of whose parameters are trained and flat (`sampleforge.algorithms.flat_parameters`), and whose
     passes are not compiled."""
-    if type(model) is not ActorCritic or "forward" in vars(model):
+    if type(model) is not ActorCritic or not model.has_values or "forward" in vars(model):
         return None
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]
     if not all(map(_is_known, trunks)) or not _is_trained(model):

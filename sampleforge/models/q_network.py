@@ -264,7 +264,7 @@ def _num_actions(actions: Mapping[str, ActionSpec]) -> int:
         kinds = ", ".join(f"{name} ({action.kind})" for name, action in actions.items())
         raise ConfigError(
             f"Ape-X learns Q-values of one Discrete action, but this environment has {kinds}; "
-            "use appo, which takes any"
+            "use sac for Box actions, or appo, which takes any"
         )
     return spec.categories[0]
 

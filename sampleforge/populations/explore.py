@@ -111,7 +111,7 @@ def explore_rule(
     PBT.
 
     ``names``: the hyperparameters that are perturbed (empty: `PERTURBED`, and the reward-shaping
-    numbers of the environment). ``bounds`` replace the usual ones. ``drawn``: the ranges
+    numbers of the environment). ``bounds``: in the place of the usual ones. ``drawn``: the ranges
     from which truncation selection draws anew. Raises ValueError for a name that is not in
     ``defaults``.
     """

@@ -60,6 +60,11 @@ class ReplayConfig(Checked):
     sequences (default: 64)."""
     weights_refresh_interval: int = 400
     """Env steps of an actor between two looks for newer weights."""
+    gamma: float | None = None
+    """Discount per env step, 0 to 1 (default: 0.99, with a recurrent core 0.997)."""
+    n_step: int | None = None
+    """Rewards summed before the target bootstraps, fewer at the end of an episode, rollout or
+    sequence (default: 3, with a recurrent core 5; with sac and td3 1)."""
     reward_scale: float = 1.0
     """Factor of rewards for learning; reported returns are unscaled."""
     reward_clip: Literal["auto", "sign"] | float | None = "auto"
@@ -81,6 +86,8 @@ class ReplayConfig(Checked):
         check_range(self, "replay_capacity num_replay_shards prefetch_batches", low=1)
         check_range(self, "learning_starts sequence_length batch_size learner_threads", low=1)
         check_range(self, "sequence_overlap burn_in weights_refresh_interval", low=0)
+        check_range(self, "n_step", low=1, high=255)
+        check_range(self, "gamma", low=0, high=1)
         check_range(self, "replay_compression_ratio", low=1)
         check_range(self, "replay_gpu_memory", low=0)
         check_range(self, "priority_alpha", low=0)

@@ -9,7 +9,7 @@ from sampleforge.replay.limiter import ItemSteps, RateLimiter
 
 class ReplayMetrics:
     """Metrics in env steps, even if items are sequences: ``item_steps`` is what an item stands for.
-    ``capacity`` is that of the replay, in transitions."""
+    ``capacity``: of the replay, in transitions."""
 
     def __init__(self, limiter: RateLimiter, item_steps: ItemSteps, capacity: int) -> None:
         self._limiter = limiter

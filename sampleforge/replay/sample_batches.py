@@ -219,8 +219,8 @@ class SampleBatches:
     """What a learner learns from: samples of a replay, on its ``device``. Each of ``learners`` has
     an equal part of every sample, and ``learner`` is the number of this one.
 
-    Learner 0 takes them from ``samples`` and reports ``metrics``; ``relay`` passes them on to the
-    other learners, if there are several. ``make_reader(device)`` returns what copies items
+    ``samples``: from which learner 0 takes them; ``metrics``: those that it reports; ``relay``:
+    from it to the others, if there are several. ``make_reader(device)`` returns what copies items
     out of the slots.
     """
 

@@ -72,9 +72,9 @@ class ReplayShard:
     """The part ``own`` of ``slots``, with the priorities in ``memory``.
 
     With alpha 0 there is no tree: items are drawn uniformly. ``slots`` must have the columns of
-    `sampleforge.replay.items.ITEM_COLUMNS`, or sequences. ``seed`` is that of the draws, another
-    one in each life of the shard. ``frames``: the store of compressed frames, if frames are
-    compressed; if it is full, fewer than the capacity are STORED.
+    `sampleforge.replay.items.ITEM_COLUMNS`, or sequences. ``seed``: of the draws, another one in
+    each life of the shard. ``frames``: the store of compressed frames, if frames are compressed; if
+    it is full, fewer than the capacity are STORED.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class TransitionReader:
     ) -> None:
         """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
         frames are in the slots; ``copies``: those of frames on the learner's device, onto which
-        stacks are then read; ``names``: the slots' extra columns that samples have."""
+        stacks are then read; ``names``: of the slots' extra columns that samples have."""
         self._slots = slots
         self._copies = copies
         self._stacks = stack_readers(slots, frames, copies)

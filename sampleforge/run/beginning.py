@@ -112,7 +112,7 @@ def own_callbacks(
 
 
 def opening_messages(session: Session, config: AnyConfig) -> Iterator[tuple[str, Level]]:
-    """Yield what the user is told when a session begins. ``config`` has the encoder chosen."""
+    """Yield what the user is told when a session begins. ``config``: with the encoder chosen."""
     plan, spec = session.plan, session.spec
     resumed = session.resume_point.env_steps if session.opened.earlier else None
     yield from opening(session.graph, config, plan, spec, resumed)

@@ -72,8 +72,8 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class PolicyStart:
-    """The point at which one policy of a run begins. ``id`` is that of its group; ``start`` has
-    the policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process.
+    """The point at which one policy of a run begins. ``id``: of its group; ``start``: with the
+    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process.
     ``hyperparameters``: those in which a new policy differs from the config. ``schedule``: their
     changes during the run (None: there is no schedule). ``env_steps``: the policy's own in earlier
     runs of the folder. ``group``: the index of the agent group that it plays."""
@@ -89,7 +89,7 @@ class PolicyStart:
 
 @dataclass(frozen=True)
 class FrozenStart:
-    """A policy that acts in a run but is not trained. ``start`` has its seed and the checkpoint
+    """A policy that acts in a run but is not trained. ``start``: with its seed and the checkpoint
     that it acts from, if there is one; ``snapshots``: the capacity of its pool. ``follows``: the id
     of the trained policy whose newest weights the pool offers, too (None: only snapshots).
     ``group``: the index of the agent group that it plays."""
@@ -170,6 +170,7 @@ def make_learner(
     # The seed of noise is the one after those of all actors and policy workers.
     after = plan.num_workers + plan.num_policy_workers if isinstance(plan, SamplerPlan) else 0
     place = LearnerPlace(
+        maker.spec,
         torch.device(device or plan.device),
         plan.precision,
         start.seed,
@@ -254,8 +255,8 @@ def acting_maker(
     ladder: torch.Tensor | None = None,
     device: str | None = None,
 ) -> ActingMaker:
-    """Return what makes the policy of an actor (inline) or policy worker. ``seeds``: those
-    of its actions; ``device``: the one on which it acts (None: `acting_device`)."""
+    """Return what makes the policy of an actor (inline) or policy worker. ``seeds``: of its
+    actions; ``device``: on which it acts (None: `acting_device`)."""
     sizes: tuple[int, ...] = ()
     if getattr(network.config, "compile", False):
         served = plan.num_workers if plan.inference == "worker" else 1
@@ -280,8 +281,7 @@ def acting_device(plan: SamplerPlan) -> str:
 
 class PolicySeeds:
     """The seeds of the ``index``-th actor's (inline) or policy worker's policy; see `policy_seed`.
-    ``board`` is that of a member of a population, in each of whose segments the seed is another
-    one."""
+    ``board``: of a member of a population, in each of whose segments the seed is another one."""
 
     def __init__(
         self,

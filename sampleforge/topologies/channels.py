@@ -82,8 +82,8 @@ def group_channels(
     learners: int,
     node: NumaNode | None = None,
 ) -> GroupChannels:
-    """Make the channels of one policy group. ``shape``: that of its slots; ``learners``: their
-    number; ``node``: see `GroupChannels`."""
+    """Make the channels of one policy group. ``shape``: of its slots; ``learners``: their number;
+    ``node``: see `GroupChannels`."""
     policy_wakeups = wakeups(plan.num_policy_workers)
     requests = None
     if policy_wakeups:

@@ -15,6 +15,7 @@ from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.marwil.config import ImitationConfig
 from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.algorithms.pqn.config import PqnLossConfig
+from sampleforge.algorithms.sac.config import SacLossConfig
 from sampleforge.config import ConfigError, typed
 from sampleforge.data.config import InputConfig, RecordConfig, StoredConfig
 from sampleforge.env.config import EnvConfig
@@ -247,6 +248,25 @@ class ApexConfig(DqnConfig, ReplayRunConfig):
 
 
 @dataclass(frozen=True)
+class SacConfig(SacLossConfig, ReplayRunConfig):
+    """Soft actor-critic: actors write into a replay, a learner of continuous control draws from
+    it."""
+
+    algo: ClassVar[str] = "sac"
+    # Defaults that differ from those of the parts:
+    rollout: int = 16
+    replay_capacity: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, reason in _NOT_FOR_SAC.items():
+            if getattr(self.model, name) not in (None, "none"):
+                raise ConfigError(
+                    f"{typed(f'model.{name}', getattr(self.model, name))}: {reason}; leave it out"
+                )
+
+
+@dataclass(frozen=True)
 class DdppoConfig(AppoLossConfig, RanksRunConfig):
     """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
     and sizes of batches are those of one rank."""
@@ -261,6 +281,12 @@ class MarwilConfig(ImitationConfig, StoredRunConfig):
 
     algo: ClassVar[str] = "marwil"
 
+
+_NOT_FOR_SAC = {
+    "core": "sac learns from single transitions, and a recurrent core needs sequences",
+    "separate_critic": "the critics of sac are networks of their own",
+}
+"""Settings of the model that do not apply to SAC, and why."""
 
 _NOT_FOR_RANKS = {
     "num_workers": "each of the --num-ranks ranks steps its own envs",
@@ -304,9 +330,9 @@ OPPONENT = "opponent"
 
 @dataclass(frozen=True)
 class PolicyRoles:
-    """The policies of a run. ``ids``: those of all of them, but for `OPPONENT`; ``trained``: those
-    of the ones that it trains; ``frozen``: those that act but are not trained, each with the run
-    folder of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
+    """The policies of a run. ``ids``: of all of them, but for `OPPONENT`; ``trained``: the ids of
+    those that it trains; ``frozen``: those that act but are not trained, each with the run folder
+    of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
 
     ids: tuple[str, ...]
     trained: tuple[str, ...]
@@ -347,6 +373,7 @@ ALGOS: dict[str, type[AnyConfig]] = {
     "appo": AppoConfig,
     "pqn": PqnConfig,
     "apex": ApexConfig,
+    "sac": SacConfig,
     "ddppo": DdppoConfig,
     "marwil": MarwilConfig,
 }

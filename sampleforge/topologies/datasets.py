@@ -12,8 +12,7 @@ from sampleforge.topologies.recording import check_recording
 
 def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
     """Return warnings about the datasets of --input. Raise ConfigError for a dataset (--input,
-    --record) that cannot be used in this run. ``spec`` is that of the environment as it is
-    probed."""
+    --record) that cannot be used in this run. ``spec``: of the environment as it is probed."""
     spec = with_action_units(spec, rescale=config.rescale_actions)
     datasets = open_datasets(config, spec) if isinstance(config, InputConfig) else []
     if not isinstance(config, StoredRunConfig):

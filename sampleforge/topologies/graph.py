@@ -121,7 +121,7 @@ class PolicyGroup:
 class FrozenGroup:
     """A policy that acts but is not trained. Self-play fills its ``pool`` of snapshots, and sets
     how likely each is; see `sampleforge.shared.snapshots`. ``new_model`` makes a model with their
-    names and shapes; ``seed`` is that of its draws and actions."""
+    names and shapes; ``seed``: of its draws and actions."""
 
     id: str
     pool: SnapshotPool
@@ -213,8 +213,8 @@ class AddedGroup(NamedTuple):
 class GraphBuilder:
     """Collects the workers of a topology; gives each a counter row, and all one stop flag.
 
-    ``start`` is that of the run, ``hooks`` are those of its callbacks. The ``counters`` have their
-    rows when the graph is built, before any worker starts.
+    ``start``: of the run. ``hooks``: of the callbacks of the run. The ``counters`` have their rows
+    when the graph is built, before any worker starts.
     """
 
     def __init__(self, config: AnyConfig, start: ResumePoint, hooks: RunHooks = NO_HOOKS) -> None:
@@ -275,7 +275,7 @@ class GraphBuilder:
     ) -> Graph:
         """Add a policy group for each of ``ids`` to the actors, which must have been added, and
         return the graph. ``add_group(builder, id, prefix)`` adds the workers of one group;
-        ``prefix`` begins their names."""
+        ``prefix``: of their names."""
         actors = sum(node.role == "actor" for node in self._nodes)
         added: dict[str, AddedGroup] = {}
         for group_id in ids:

@@ -51,7 +51,7 @@ class GroupMemory:
     """The memory of the ``index``-th policy group, of which its exchange is made.
 
     ``new_model`` makes the network of the policy. ``member``: its channels as one of the
-    ``members`` of a population. ``progress`` is that of the run.
+    ``members`` of a population. ``progress``: of the run.
     """
 
     index: int
@@ -73,9 +73,8 @@ def group_memories(
     slot_shape: Callable[[Algorithm, Any, Any, EnvSpec], SlotShape],
 ) -> Iterator[GroupMemory]:
     """Make the slots, the weights and the channels of each policy group. ``agents``: the agent
-    groups; ``slot_shape(algorithm, config, plan, spec)`` returns that of the slots of one;
-    ``progress`` is that of the run. Raises ConfigError if all slots together do not fit into shared
-    memory."""
+    groups; ``slot_shape(algorithm, config, plan, spec)``: of the slots of one; ``progress``: of the
+    run. Raises ConfigError if all slots together do not fit into shared memory."""
     check_memory_of_groups([agents[policy.group].plan.shared_bytes for policy in policies])
     for index, policy in enumerate(policies):
         own, start = agents[policy.group], policy.start
@@ -96,8 +95,8 @@ def group_memories(
 
 @dataclass(frozen=True)
 class GroupWiring(ABC, Generic[E]):
-    """A policy group before its workers are added. ``exchange`` hands its experience from actors to
-    learners."""
+    """A policy group before its workers are added. ``exchange``: of its experience, between actors
+    and learners."""
 
     memory: GroupMemory
     exchange: E
@@ -140,10 +139,10 @@ class GroupWiring(ABC, Generic[E]):
 
     @abstractmethod
     def edges(self, prefix: str) -> tuple[Edge, ...]:
-        """Return its channels. ``prefix`` begins the names of its workers."""
+        """Return its channels. ``prefix``: of the names of its workers."""
 
     def add(self, graph: GraphBuilder, prefix: str, playing: Playing) -> AddedGroup:
-        """Add its workers. ``prefix`` begins their names; ``playing``: the policies that play the
+        """Add its workers. ``prefix``: of their names; ``playing``: the policies that play the
         other agent groups in evaluations."""
         self._add_policy_workers(graph)
         learners = self.add_learners(graph)
@@ -192,8 +191,8 @@ class GroupWiring(ABC, Generic[E]):
     def port(
         self, number: int, actor: int, plan: SamplerPlan, recorded: RolloutQueue | None
     ) -> PolicyPort:
-        """Return the port of an actor to this group, the ``number``-th of the graph. ``plan``: that
-        of the actors; ``recorded``: the queue to the recorder (None: nothing is recorded)."""
+        """Return the port of an actor to this group, the ``number``-th of the graph. ``plan``: of
+        the actors; ``recorded``: the queue to the recorder (None: nothing is recorded)."""
         inference: Inference
         if self.channels.requests is None:
             slots = self.exchange.slots

@@ -181,7 +181,7 @@ def _add_group(
     member: MemberChannels | None,
 ) -> tuple[Node, ...]:
     """Add learners that are replaced if they are killed. ``snapshot``: room for their state;
-    ``rendezvous``: where several learners meet."""
+    ``rendezvous``: of several learners."""
     epoch = GroupEpoch(config.max_worker_restarts, len(makers))
     restart = RestartInGroup(epoch, "learners" if rendezvous else "learner")
     nodes = []

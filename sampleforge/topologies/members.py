@@ -69,7 +69,7 @@ def member_channels(
     network: NetworkMaker,
 ) -> MemberChannels | None:
     """Return the channels of a policy that is a member of a population, or follows a schedule; None
-    for any other. ``plan`` is that of one member; ``network`` makes the policy's."""
+    for any other. ``plan``: of one member; ``network`` makes the policy's."""
     if not config.pbt and policy.schedule is None:
         return None
     if plan.num_seats > 1:
@@ -131,8 +131,8 @@ def member_env_makers(
     lives: RestartCounts | None,
     tasks: TaskBoard | None = None,
 ) -> list[MakeEnv]:
-    """Return what makes the env vectors of an actor's splits. ``plan`` is that of the actors,
-    see `acting_plan`. ``tasks``: those that the environments take (None: none). A member's env rows
+    """Return what makes the env vectors of an actor's splits. ``plan``: of the actors, see
+    `acting_plan`. ``tasks``: those that the environments take (None: none). A member's env rows
     have the seeds that they would have in a run with that member alone."""
     own_splits = plan.num_splits // len(members)
     makers: list[MakeEnv] = []

@@ -30,8 +30,8 @@ def local_rendezvous(
     extra_bytes: int = 0,
 ) -> GroupRendezvous:
     """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
-    this opens its store. ``gradient_bytes``: those of all gradients of a member; ``extra_bytes``:
-    those of the other data that it sends at a time."""
+    this opens its store. ``gradient_bytes``: of all gradients of a member; ``extra_bytes``: of the
+    other data that it sends at a time."""
     size = len(devices)
     backend, why = choose_backend(devices, member)
     if backend == "nccl":

@@ -24,9 +24,9 @@ class EpisodeHandle:
 
     ``actor`` (DD-PPO: the rank), ``split``, ``row`` of the split, ``seat``: its place. ``agent``:
     the agent's name, empty in a single-agent environment. ``length``: env steps so far; ``ret``:
-    the sum of their raw rewards. ``reward``, ``terminated`` and ``truncated`` are those of the last
-    step. ``counted`` says in `on_episode_end` whether reports count the episode; they leave out the
-    first one of each row if it was shortened (``--decorrelate``), and those with dropped steps.
+    the sum of their raw rewards. ``reward``, ``terminated``, ``truncated``: of the last step.
+    ``counted``: in `on_episode_end`, whether reports count the episode; they leave out the first
+    one of each row if it was shortened (``--decorrelate``), and those with dropped steps.
     ``user_data``: a dict for your own objects. ``custom_metrics``: numbers by name; those that it
     has at the end of a counted episode are reported, see docs/callbacks.md.
     """

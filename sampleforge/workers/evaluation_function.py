@@ -42,10 +42,10 @@ class EvaluationContext:
     """What a function that evaluates is given.
 
     ``policy``: acts with the weights that are evaluated, see `FrozenPolicy.act`. ``env``: the
-    environment of the evaluation. ``env_steps`` (of training) and ``policy_version`` are those of
-    the weights. ``episodes`` and ``stochastic`` are what --evaluate-episodes and
-    --evaluate-stochastic say; ``seed`` is that of all evaluations. ``evaluator`` of ``evaluators``
-    calls the function: each of them does, plays its part in `play`, and their metrics are combined.
+    environment of the evaluation. ``env_steps`` (of training) and ``policy_version``: of the
+    weights. ``episodes``, ``stochastic``: as --evaluate-episodes and --evaluate-stochastic say;
+    ``seed``: of all evaluations. ``evaluator`` of ``evaluators`` calls the function: each of them
+    does, plays its part in `play`, and their metrics are combined.
 
     The function must call `play` or ``alive()`` at least every --env-timeout seconds; both raise
     `EvaluationCancelled` when the training has ended.

@@ -14,8 +14,8 @@ from sampleforge.rollouts.slots import TrajectorySlots
 
 class DatasetRows:
     """The env vector of an actor that plays a dataset, and where its inference finds the vector.
-    ``folder``: that of the dataset; ``shuffle``: env steps of the shuffle buffer; ``seed`` returns
-    its seed, another one in each life of the actor."""
+    ``folder``: of the dataset; ``shuffle``: env steps of the shuffle buffer; ``seed`` returns its
+    seed, another one in each life of the actor."""
 
     def __init__(
         self,

@@ -12,10 +12,11 @@ import torch
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.dqn.loss import dqn_loss, importance_weights, q_targets
+from sampleforge.algorithms.dqn.loss import dqn_loss, q_targets
 from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
 from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.r2d2 import rescale, unrescale
+from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.weights import SharedWeights
 from tests.support.q_learning import ACTIONS, network, transitions, weights_of

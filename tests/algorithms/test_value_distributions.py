@@ -13,13 +13,13 @@ import torch
 
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.distributional import distributional_loss
-from sampleforge.algorithms.dqn.loss import importance_weights
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles, value_distribution
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
+from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.transitions import Transitions
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import apex_config

@@ -10,7 +10,7 @@ import pytest
 from sampleforge.api import Trainer
 from sampleforge.evaluation import evaluate
 from sampleforge.run.folder.trust import Trust
-from tests.support.product import SMALL, small
+from tests.support.product import SMALL, is_possible, small
 
 
 @pytest.mark.long
@@ -21,7 +21,7 @@ def test_a_run_is_evaluated_while_it_trains(algo: str, data: Path, tmp_path: Pat
         for _ in trainer:
             pass
         found = trainer.evaluate(episodes=3)
-    assert 8 <= found["return_mean"] <= 500
+    assert is_possible(algo, found["return_mean"])
     assert "eval_return_mean" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
@@ -29,4 +29,4 @@ def test_a_run_is_evaluated_while_it_trains(algo: str, data: Path, tmp_path: Pat
 @pytest.mark.parametrize("algo", SMALL)
 def test_a_finished_run_is_evaluated(algo: str, trained: Callable[[str], Path]) -> None:
     found = evaluate(trained(algo), episodes=3, trust=Trust(everything=True))
-    assert 8 <= found["return_mean"] <= 500
+    assert is_possible(algo, found["return_mean"])

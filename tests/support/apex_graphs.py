@@ -158,7 +158,7 @@ class CheckingLearner(DqnLearner):
     def update(self, sample: ReplaySample, progress: float) -> Update:  # type: ignore[override]
         batch = sample.items
         for seen in sample.seen:
-            self._observe(seen)
+            self._count_observations(seen)
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )

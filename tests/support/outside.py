@@ -17,8 +17,9 @@ from sampleforge.algorithms.algorithm import LearnerPlace
 from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.dqn.loss import DqnOutput, importance_weights
+from sampleforge.algorithms.dqn.loss import DqnOutput
 from sampleforge.models.q_network import QNetwork
+from sampleforge.replay.importance import importance_weights
 from sampleforge.spec import ACTION
 from sampleforge.topologies import dqn_defaults
 from sampleforge.topologies.config import ReplayRunConfig

@@ -22,6 +22,15 @@ SMALL: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "samples_per_insert": 4.0,
     },
+    "sac": {
+        "env": "Pendulum-v1",
+        "num_workers": 1,
+        "rollout": 16,
+        "learning_starts": 200,
+        "replay_capacity": 5_000,
+        "batch_size": 32,
+        "updates_per_env_step": 0.125,
+    },
     "marwil": {"batch_size": 64},
     "tests.support.outside:A2cConfig": {"batch_size": 256, "rollout": 32, "num_workers": 1},
     "tests.support.outside:SoftConfig": {
@@ -36,6 +45,14 @@ SMALL: dict[str, dict[str, Any]] = {
 """Of each algorithm, two from outside of the package among them: what makes a run of it small. By
 its line here a new algorithm is asked all that these tests ask."""
 ENV_STEPS = 1536
+RETURNS = {"CartPole-v1": (8.0, 500.0), "Pendulum-v1": (-2000.0, 0.0)}
+"""The lowest and the highest return of an episode of each environment of these runs."""
+
+
+def is_possible(algo: str, mean_return: float) -> bool:
+    """Whether a mean return can be that of the environment of an algorithm's small run."""
+    low, high = RETURNS[SMALL[algo].get("env", "CartPole-v1")]
+    return low <= mean_return <= high
 
 
 def small(algo: str, folder: Path, data: Path, **more: Any) -> AnyConfig:

@@ -35,6 +35,7 @@ REFUSED_ALONE = {
     "ddppo": {"sampler_only", "inference", "num_policy_workers"},
     "marwil": {"sampler_only", "benchmark"},
     "pqn": {"compile", "cuda_graphs"},
+    "sac": {"model.core"},
 }
 """Fields that an algorithm refuses whatever else is given."""
 

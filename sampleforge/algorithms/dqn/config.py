@@ -15,11 +15,6 @@ class DqnConfig(QHeadsConfig, ReplayConfig):
     """Q-learning, with or without a recurrent core. The defaults of options that are None depend on
     the observations; see `sampleforge.topologies.replay`."""
 
-    gamma: float | None = None
-    """Discount per env step, 0 to 1 (default: 0.99, with a recurrent core 0.997)."""
-    n_step: int | None = None
-    """Rewards summed before the target bootstraps, fewer at the end of an episode, rollout or
-    sequence (default: 3, with a recurrent core 5)."""
     double: bool = True
     """Double Q-learning: the online network chooses the action that the target network values."""
     dueling: bool = True
@@ -60,8 +55,7 @@ class DqnConfig(QHeadsConfig, ReplayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "target_update_interval", low=1)
-        check_range(self, "n_step", low=1, high=255)
-        check_range(self, "gamma epsilon_base", low=0, high=1)
+        check_range(self, "epsilon_base", low=0, high=1)
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
         check_range(self, "epsilon_exponent", low=0)

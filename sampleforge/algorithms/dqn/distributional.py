@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.loss import DqnOutput, importance_weights
+from sampleforge.algorithms.dqn.loss import DqnOutput
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Categorical, Quantiles
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.ops.value_distributions import project, quantile_huber_loss
+from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.transitions import Transitions
 from sampleforge.spec import ACTION
 

@@ -4,7 +4,7 @@ out."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,6 @@ from sampleforge.models.mlp_passes import q_passes_of
 from sampleforge.models.noisy import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.rewards import learned_rewards
-from sampleforge.ops.running_stats import Moments
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
@@ -104,7 +103,7 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
         schedule. A step whose gradient is not finite is skipped and counted. The errors are those
         of `DqnOutput`, in units of the network's ``value_scale``."""
         for seen in batch.seen:
-            self._observe(seen)
+            self._count_observations(seen)
         self._check_frozen()
         beta, items = batch.beta, self._in_units(batch.items.to(self._device))
         if self._graphed is None:
@@ -155,16 +154,6 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
             scalars["td_error_max"] = self.averaging.all_gather(own.reshape(1)).max()
         return scalars
-
-    def _observe(self, seen: Mapping[str, Moments]) -> None:
-        """Merge the moments of new observations into the statistics that normalise observations."""
-        if self.model.normaliser is not None:
-            self.model.normaliser.merge(
-                {
-                    name: Moments(*(part.to(self._device) for part in (of.mean, of.var, of.count)))
-                    for name, of in seen.items()
-                }
-            )
 
     def _in_units(self, batch: Transitions | Sequences) -> Transitions | Sequences:
         """Return the batch with returns in units of the networks' ``value_scale``, which follows

@@ -3,7 +3,7 @@ windows and first priorities that actors add to a rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from sampleforge.models.q_network import GreedyActions, QNetwork
 from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.items import write_items
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
@@ -41,27 +42,6 @@ class DqnOutput:
     errors: torch.Tensor
     metrics: dict[str, torch.Tensor]
     weight: torch.Tensor
-
-
-def importance_weights(
-    scaled_probability: torch.Tensor,
-    beta: float | torch.Tensor,
-    count: Callable[[], torch.Tensor],
-    gather: Gather = alone,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the importance weights, float32 [B], and this learner's fraction of ``count``.
-
-    The weights are (N P(i)) ** -beta, divided by the largest of all learners' parts;
-    ``scaled_probability`` [B] is N P(i) (Schaul et al. 2016, arXiv 1511.05952, section 3.4).
-    ``count`` returns the number of items, or steps, of this part that the loss is a mean over, [].
-    """
-    weights = scaled_probability.pow(-beta)
-    largest = weights.max()
-    if gather is alone:
-        return (weights / largest).float(), torch.ones_like(largest)
-    own = torch.stack((largest, count().to(weights.dtype)))
-    every_largest, counts = gather(own).unbind(1)
-    return (weights / every_largest.max()).float(), own[1] / counts.sum().clamp(min=1.0)
 
 
 class QFunction(Protocol):

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.loss import DqnOutput, importance_weights
+from sampleforge.algorithms.dqn.loss import DqnOutput
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
 from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.sequences import Sequences
 from sampleforge.spec import ACTION
 

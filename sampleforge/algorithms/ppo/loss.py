@@ -135,8 +135,8 @@ class AppoMinibatches:
 
     What does not depend on the weights is computed for all of them together, as columns [S, N], and
     so are the metrics after the last one. With V-trace, advantages and targets are computed for
-    each minibatch in its turn, between the passes forward and back. ``least_std`` is the smallest
-    standard deviation that advantages are divided by, in the unit of values.
+    each minibatch in its turn, between the passes forward and back. ``least_std``: of advantages,
+    in the unit of values.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class RunStatistics:
         """``earlier``: the `state` of each policy group in the run that is resumed, by the group's
         id; empty for a new run. ``window``: the number of last episodes whose means are reported.
         ``rows``: number of the run's env rows (0: the first episodes are as good as the later
-        ones, see `FirstEpisodes`); ``types``: those of `PolicyStatistics`."""
+        ones, see `FirstEpisodes`); ``types``: as in `PolicyStatistics`."""
         self._window = window
         self._graph = graph
         self._started = monotonic()

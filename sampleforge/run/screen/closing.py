@@ -50,8 +50,8 @@ def _rests_on(measured: Mapping[str, Any]) -> str:
 
 
 def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
-    """Return the lines with the commands that resume, evaluate and plot a run. ``config`` is what
-    the user gave. The list is empty if the run has no learner or is a benchmark."""
+    """Return the lines with the commands that resume, evaluate and plot a run. ``config``: as the
+    user gave it. The list is empty if the run has no learner or is a benchmark."""
     if config.sampler_only or config.benchmark:
         return []
     path = shlex.quote(shown(folder))

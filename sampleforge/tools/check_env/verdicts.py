@@ -109,8 +109,7 @@ class Played:
 
     ``steps`` and ``resets``: the times of steps, and of resets (``resets_apart``; else those of the
     steps that contain a reset). ``cpu``: processor times of this process in them;
-    ``children_cpu_s``: that of the environment's own processes; ``waits``: how often the process
-    slept.
+    ``children_cpu_s``: of the environment's own processes; ``waits``: how often the process slept.
     ``out_of_bounds``, ``not_finite``: the first such value in words, and how many steps had one.
     ``errors``: how often the environment raised; ``traceback``: the first time. ``failure``: what
     has ended the play early. ``masks``: how many masks were seen, ``mask_open``: how many of them
@@ -502,16 +501,19 @@ def _algorithms(spec: EnvSpec, per_s: float) -> str:
     """Return which algorithms can train in the environment, the best suited first."""
     groups = spec.agent_groups
     discrete = all([leaf.kind for leaf in g.actions.values()] == ["discrete"] for g in groups)
+    boxes = all(leaf.is_bounded_box for g in groups for leaf in g.actions.values())
     several = spec.num_seats > 1
-    names = ["appo", *(["apex"] if discrete else []), *([] if several else ["ddppo"])]
-    if discrete and per_s < SLOW:
-        return f"{', '.join(names)}; apex learns from each env step many times, which pays here"
+    off_policy = ["apex"] if discrete else ["sac"] if boxes else []
+    names = ["appo", *off_policy, *([] if several else ["ddppo"])]
+    if off_policy and per_s < SLOW:
+        text = f"{off_policy[0]} learns from each env step many times, which pays here"
+        return f"{', '.join(names)}; {text}"
     return ", ".join(names)
 
 
 def memory(played: Played, rss: float, row_bytes: float | None) -> Finding:
-    """Judge the memory of this process and the environment's own. ``row_bytes``: what each
-    further row takes, if it is known."""
+    """Judge the memory of this process and the environment's own. ``row_bytes``: of each further
+    row, if it is known."""
     text = f"{human_bytes(rss)} with one row"
     if row_bytes is not None:
         text += f", {human_bytes(max(0.0, row_bytes))} for each further one"

@@ -53,7 +53,7 @@ class Score(NamedTuple):
 @dataclass(frozen=True)
 class ScoredSetting:
     """The runs of one setting, ``runs[env][seed]``, with as many seeds in each environment.
-    ``returns`` and ``env_steps`` are those of their `Score`, [seeds, envs]."""
+    ``returns`` and ``env_steps``: of their `Score`, [seeds, envs]."""
 
     label: str
     runs: Sequence[Sequence[Curves]]

@@ -50,9 +50,10 @@ def action_probabilities(
     """Return the probabilities under the policy of ``model``, in evaluation mode.
 
     ``obs`` and ``actions``: leaf -> [M, ...], the steps of complete episodes of ``lengths`` (int64
-    [E]) one after the other. ``greedy``: the policy always takes the most likely action; otherwise
-    it samples (a Q-network's takes a random action with the probability of `EVALUATION_EPSILON`).
-    Raises ConfigError for a greedy policy of Box actions, which has no density."""
+    [E]) one after the other. ``greedy``: of the policy that takes the most likely action always,
+    otherwise of the one that samples (a Q-network's takes a random action with the probability of
+    `EVALUATION_EPSILON`). Raises ConfigError for a greedy policy of Box actions, which has no
+    density."""
     layout = action_layout(specs)
     if greedy and layout.num_boxes:
         raise ConfigError(

@@ -47,11 +47,11 @@ NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class EstimationRule:
-    """How a return is estimated. ``gamma``: discount of the return; ``greedy``: the policy
-    takes the most likely actions instead of sampling; ``doubly_robust``: the doubly robust estimate
-    is made too, for which a Q-function is fitted; ``max_ratio``: cumulative probability ratios
+    """How a return is estimated. ``gamma``: discount of the return; ``greedy``: of the policy that
+    takes the most likely actions, not of the one that samples; ``doubly_robust``: with the doubly
+    robust estimate, for which a Q-function is fitted; ``max_ratio``: cumulative probability ratios
     are clipped to it (None: not clipped); ``level``: probability with which an interval covers the
-    truth; ``replicates``: their number in the bootstrap; ``seed``: that of all that is drawn."""
+    truth; ``replicates``: of the bootstrap; ``seed``: of all that is drawn."""
 
     gamma: float = 1.0
     greedy: bool = False
@@ -76,9 +76,8 @@ def estimate(
     numbers of episodes, the effective one and those left out; the mean return of the episodes
     themselves; and warnings.
 
-    ``which``, ``policy`` and ``trust`` are those of `sampleforge.evaluation.evaluate`. Raises
-    ConfigError if the dataset does not fit the policy, or has no log-probabilities of the
-    actions."""
+    ``which``, ``policy`` and ``trust``: as in `sampleforge.evaluation.evaluate`. Raises ConfigError
+    if the dataset does not fit the policy, or has no log-probabilities of the actions."""
     loaded, state = load_policy_and_state(run_dir, which, trust, policy)
     config = read_config(RunFolder.existing(run_dir), trust, ("model.encoder",))
     data = open_dataset(source, loaded.spec)

@@ -30,7 +30,7 @@ file systems show files late."""
 
 class SlurmJobs:
     """Jobs of a Slurm cluster, at most ``limit`` at a time; those that are started together are an
-    array. ``options`` are those of sbatch.
+    array. ``options``: of sbatch.
 
     The file jobs.json has the ids of the jobs. A later launcher of the same folder takes over those
     that are still in the queue under the folder's own name, and cancels the others of that name.

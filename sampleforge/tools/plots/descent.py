@@ -46,9 +46,8 @@ class MemberSetting(NamedTuple):
 class Stretch:
     """The part of a member's training between two copies into it: one line of descent.
 
-    ``begin`` and ``end`` are counted in the member's own env steps. ``origin``: the copy with which
-    it began, and ``parent``: the stretch that was copied (both None for the first stretch of a
-    member).
+    ``begin`` and ``end``: in the member's own env steps. ``origin``: the copy with which it began,
+    and ``parent``: the stretch that was copied (both None for the first stretch of a member).
     """
 
     member: str

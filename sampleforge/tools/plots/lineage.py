@@ -302,7 +302,7 @@ def trajectory(
     descent: Descent, name: str, *, of_one: bool = False
 ) -> tuple[list[float], list[float]]:
     """Return the env steps and values of a hyperparameter along a stretch, to be drawn in steps: a
-    point per setting, and one at the end. ``of_one``: the values are 1 - x."""
+    point per setting, and one at the end. ``of_one``: of 1 - x."""
     stretch, end = descent
     settings = [s for s in stretch.settings if s.env_steps <= end and name in s.values]
     if not settings:

@@ -99,9 +99,8 @@ class Lanes:
         )
 
     def _colours(self, stretch: Stretch, xs: Points) -> Points:
-        """Return the colours [N, 4] of ``stretch`` at ``xs``. A colour is that of the objective
-        there, interpolated between two scores; at the beginning of the stretch it is that of the
-        donor, whose weights the member has."""
+        """Return the colours [N, 4] of ``stretch`` at ``xs``: of the objective there, between two
+        scores in proportion, and at its beginning that of the donor, whose weights it has."""
         known = [score for score in stretch.scores if not math.isnan(score.objective)]
         at = [float(score.env_steps) for score in known]
         values = [score.objective for score in known]

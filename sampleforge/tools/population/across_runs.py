@@ -82,8 +82,8 @@ class PopulationSettings:
 
 @dataclass
 class _Place:
-    """The launcher's record of a member. ``deaths``: their number in a row without progress;
-    ``env_steps``: those of its newest checkpoint when it last died."""
+    """The launcher's record of a member. ``deaths``: in a row without progress; ``env_steps``: of
+    its newest checkpoint when it last died."""
 
     state: State = "waiting"
     deaths: int = 0

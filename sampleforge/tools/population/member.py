@@ -212,7 +212,7 @@ class MemberRun:
         return decide(self.id, self.round, self.states.read(), self.rules)
 
     def log_start(self, hyperparameters: Mapping[str, Any], seed: int | None) -> None:
-        """Log the beginning of the member. ``seed``: that of its run."""
+        """Log the beginning of the member. ``seed``: of its run."""
         first = {"seed": seed, "hyperparameters": dict(hyperparameters)}
         self.log({"event": "start", **position(self.id, 0, 0, 0.0), **first})
 

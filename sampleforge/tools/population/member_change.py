@@ -29,7 +29,7 @@ class MemberRules:
 
     ``period``: env steps of a member between two rounds; ``start``: env steps before the first
     change; ``turns``: a job ends after a round, because there are more members than jobs at a time;
-    ``seed``: that of all decisions.
+    ``seed``: of all decisions.
     """
 
     period: int
@@ -70,8 +70,8 @@ def changed_checkpoint(
 ) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
     """Return the checkpoint of a member after a change, and the events of the lineage; None if
     nothing changes. ``own``: its state at the end of the round and its newest checkpoint;
-    ``donor``: what it copies, if anything; ``rule``: how it perturbs its hyperparameters, if it
-    does.
+    ``donor``: what it copies, if anything; ``rule``: by which it perturbs its hyperparameters, if
+    it does.
 
     The version is one above both, so that no experience of before counts as current. The donor's
     random generators and episodes are not copied: seeds stay different, and the objective counts

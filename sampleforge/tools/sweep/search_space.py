@@ -41,8 +41,8 @@ def search_space(config: AnyConfig, spec: EnvSpec) -> SearchSpace:
             "eval_return_mean"
         )
     resolved, batch = _planned(config, spec)
-    around = _of_replay if config.algo == "apex" else _of_ppo
-    wanted = around(resolved, batch)
+    around = _of_replay if config.topology == "replay" else _of_rollouts
+    wanted = {n: values for n, values in around(resolved, batch).items() if hasattr(resolved, n)}
     ranges: dict[str, Range] = {"learning_rate": _rates(resolved.learning_rate)}
     defaults = {"learning_rate": resolved.learning_rate}
     for name, values in wanted.items():
@@ -53,13 +53,14 @@ def search_space(config: AnyConfig, spec: EnvSpec) -> SearchSpace:
     return SearchSpace(ranges, defaults)
 
 
-def _of_ppo(config: Any, batch: int) -> dict[str, Iterable[Any]]:
-    """Return values to try of a resolved config of APPO or DD-PPO, whose batch has so many env
-    steps."""
+def _of_rollouts(config: Any, batch: int) -> dict[str, Iterable[Any]]:
+    """Return values to try of a resolved config that learns from batches of rollouts, of so many
+    env steps."""
     values: dict[str, Iterable[Any]] = {
         "exploration_coeff": (0.0, 0.001, 0.003, 0.01, 0.03),
         "gamma": (0.97, 0.98, 0.99, 0.995, 0.999),
         "gae_lambda": (0.8, 0.9, 0.95, 0.98, 1.0),
+        "return_lambda": (0.5, 0.65, 0.8, 0.9, 0.95),
         "clip_ratio": (0.1, 0.2, 0.3),
     }
     if config.async_rl:
@@ -73,18 +74,23 @@ def _of_ppo(config: Any, batch: int) -> dict[str, Iterable[Any]]:
 
 
 def _of_replay(config: Any, batch: int) -> dict[str, Iterable[Any]]:
-    """Return values to try of a resolved config of Ape-X, whose batch has so many items."""
+    """Return values to try of a resolved config that learns from a replay, from samples of so many
+    items."""
     values: dict[str, Iterable[Any]] = {
         "gamma": (0.97, 0.98, 0.99, 0.995, 0.999),
         "n_step": (1, 3, 5, 10),
-        "target_update_interval": _halves_and_doubles(config.target_update_interval, 2),
+        "target_update_interval": _halves_and_doubles(
+            getattr(config, "target_update_interval", None), 2
+        ),
+        "updates_per_env_step": (0.25, 0.5, 1.0, 2.0),
+        "target_rate": (0.002, 0.005, 0.01, 0.02),
         "batch_size": _halves_and_doubles(batch),
         "priority_alpha": (0.0, 0.4, 0.6, 0.9),
     }
     if config.samples_per_insert is not None:
         ratio = config.samples_per_insert
         values["samples_per_insert"] = (ratio / 2, ratio, 2 * ratio, 4 * ratio)
-    if not config.noisy_nets:
+    if not getattr(config, "noisy_nets", False):
         values["epsilon_base"] = (0.2, 0.4, 0.7)
     return values
 

@@ -301,8 +301,8 @@ class Sweep:
 
 @dataclass
 class _Running:
-    """A trial that has begun. ``step``: the last point that Optuna was told; ``names``: those
-    of the numbers in its reports."""
+    """A trial that has begun. ``step``: the last point that Optuna was told; ``names``: of the
+    numbers in its reports."""
 
     trial: optuna.Trial
     tail: ReportTail

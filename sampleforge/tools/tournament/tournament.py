@@ -209,8 +209,8 @@ def tournament_envs(config: AnyConfig, games: int, seed: int) -> EnvVector:
 
 def _check_players(env: str, envs: EnvVector, players: Mapping[str, EnvSpec]) -> None:
     """Raise ConfigError if the environment ``env``, of which ``envs`` are rows, has one agent, or
-    agents with different spaces, or if a player was trained with other spaces. ``players``: the
-    spec with which each was trained, by name."""
+    agents with different spaces, or if a player was trained with other spaces. ``players``: by
+    name, the spec with which each was trained."""
     present = envs.spec
     if len(envs.seats) < 2:
         raise ConfigError(

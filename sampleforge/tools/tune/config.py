@@ -15,8 +15,7 @@ FOR_SPEED = ("allow_learning_changes",)
 
 @dataclass(frozen=True)
 class TuneConfig(Checked):
-    """What a tuning searches. ``goal``: what the flags are for; ``algo``: the algorithm, as for
-    train."""
+    """``goal``: what the flags are for; ``algo``: as for train."""
 
     env: str
     algo: str

@@ -78,7 +78,7 @@ def wire_world(
     hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
     """Wire the rank of this process, after the rendezvous of all ranks; rank 0 also has the
-    evaluators. ``hooks`` are those of the callbacks of this process."""
+    evaluators. ``hooks``: of the callbacks of this process."""
     policy = single_policy(config.algo, policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0

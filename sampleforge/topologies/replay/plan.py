@@ -105,7 +105,7 @@ def plan_replay(
     """Return the sizes of a run. Raises ConfigError, with the numbers, the reason and the remedy,
     if the run is not possible.
 
-    ``config`` has resolved defaults; ``device``: the resolved device of learner and policy
+    ``config``: with resolved defaults; ``device``: the resolved device of learner and policy
     workers."""
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"

@@ -47,8 +47,8 @@ def wire_slots(
     """Wire the actors, which all ``policies`` share, and for each policy a group with policy
     workers and a learner of its own. The actors also act with the
     ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
-    one, which is that of ``config``, ``plan`` and ``spec``. ``hooks`` are those of the run's
-    callbacks. Nothing runs yet."""
+    one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
+    Nothing runs yet."""
     graph = GraphBuilder(config, start, hooks)
     agents = [AgentGroup(algorithm, config, plan, spec), *others]
     actors = actor_channels(config, plan)

@@ -63,7 +63,7 @@ def plan_stored(
     algorithm: Algorithm, config: StoredRunConfig, spec: EnvSpec, device: str
 ) -> StoredPlan:
     """Return the sizes of a run. Raises ConfigError, with the reason and the remedy, if there are
-    no data, or they do not fit the environment or the memory. ``config`` has resolved
+    no data, or they do not fit the environment or the memory. ``config``: with resolved
     defaults."""
     if spec.num_seats > 1:
         raise ConfigError(

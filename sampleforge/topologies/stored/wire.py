@@ -43,8 +43,8 @@ def wire_stored(
     policies: Sequence[PolicyStart],
     hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
-    """Wire the learner, which reads the datasets, and the evaluators. ``hooks`` are those of the
-    run's callbacks. Nothing runs yet. Raises ConfigError for several policies."""
+    """Wire the learner, which reads the datasets, and the evaluators. ``hooks``: of the run's
+    callbacks. Nothing runs yet. Raises ConfigError for several policies."""
     if len(policies) != 1:
         raise ConfigError(f"{config.algo} learns one policy, but {len(policies)} are asked for")
     policy = policies[0]

@@ -1,0 +1,64 @@
+"""The defaults of SAC that depend on the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sampleforge.encoding import check_leaves
+from sampleforge.models.critics import check_bounded_boxes
+from sampleforge.ops.distributions import action_layout
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import SacConfig
+from sampleforge.topologies.replay.plan import ReplayPlan
+
+_DEFAULTS: dict[str, Any] = {
+    "batch_size": 256,
+    "learning_starts": 5000,
+    "gamma": 0.99,
+    "n_step": 1,
+    "priority_alpha": 0.0,
+    "priority_beta": 0.4,
+    "num_workers": 1,
+    "num_envs_per_worker": 4,
+    "num_splits": 1,
+    "reward_clip": None,
+}
+"""The same on any machine: gradient steps per env step do not depend on the number of cores, and
+one actor is faster than the learner of any of them."""
+_OF_MODEL: dict[str, Any] = {
+    "hidden_sizes": (256, 256),
+    "activation": "relu",
+    "normalise_observations": False,
+    "layer_norm": False,
+}
+
+
+def resolve_defaults(config: SacConfig, spec: EnvSpec) -> SacConfig:
+    """Return ``config`` with its unset fields resolved. Raises ConfigError if the actions are not
+    bounded Box actions."""
+    check_leaves(config.model.encode, spec)
+    check_bounded_boxes(config.algo, spec.actions)
+    unset = {n: v for n, v in _DEFAULTS.items() if getattr(config, n) in (None, "auto")}
+    if "num_envs_per_worker" in unset:
+        unset["num_envs_per_worker"] = max(1, unset["num_envs_per_worker"] // spec.num_agents)
+    if "learning_starts" in unset:
+        unset["learning_starts"] = min(config.replay_capacity, unset["learning_starts"])
+    if config.target_entropy is None:
+        unset["target_entropy"] = -float(action_layout(spec.actions).num_boxes)
+    model = config.model
+    missing = {n: v for n, v in _OF_MODEL.items() if getattr(model, n) in (None, "auto")}
+    # Squashed actions whose spread depends on the state are part of the algorithm.
+    model = dataclasses.replace(model, **missing, squash_actions=True, action_std="state")
+    config = dataclasses.replace(config, **unset, model=model)
+    return dataclasses.replace(config, samples_per_insert=config.samples_of_updates)
+
+
+def reason(config: SacConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
+    """Return a line with the updates per env step and the start of learning; ``config`` is
+    resolved."""
+    return (
+        f"{config.updates_per_env_step:g} update(s) of {config.batch_size} transitions per env "
+        f"step, uniform actions and no learning before {plan.learning_starts:,} transitions, "
+        f"learning rate {config.learning_rate:g}, entropy held at {config.target_entropy:g}"
+    )

@@ -1,0 +1,65 @@
+"""Learners of soft actor-critic, and samples for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.experience import WHOLE, Share
+from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.sac.learner import SacLearner
+from sampleforge.models.config import ModelConfig
+from sampleforge.replay.sample_batches import ReplaySample
+from sampleforge.replay.transitions import Transitions
+from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+from sampleforge.topologies.builders import seeded
+from sampleforge.topologies.config import SacConfig
+from sampleforge.topologies.sac_defaults import resolve_defaults
+
+SPEC = EnvSpec(
+    "Code",
+    {"obs": ArraySpec((3,), "float32")},
+    {"action": ActionSpec("box", (2,), "float32", low=(-2.0, 0.0), high=(2.0, 5.0))},
+)
+
+
+def sac_config(**more: Any) -> SacConfig:
+    """A config with resolved defaults, of small networks."""
+    chosen: dict[str, Any] = {"env": "Code", "model": ModelConfig(hidden_sizes=(8, 8))}
+    return resolve_defaults(SacConfig(**{**chosen, **more}), SPEC)
+
+
+def sac_learner(
+    config: SacConfig,
+    spec: EnvSpec = SPEC,
+    averaging: Averaging | None = None,
+    share: Share = WHOLE,
+) -> SacLearner:
+    """A learner with weights from a fixed seed."""
+    with seeded(1):
+        network = SAC.new_network(config, spec)
+        place = LearnerPlace(
+            spec, torch.device("cpu"), "fp32", 1, 2, averaging or Local(), None, share
+        )
+        learner = SAC.new_learner(config, network, place)
+    assert isinstance(learner, SacLearner)
+    return learner
+
+
+def sample(rows: int = 16, seed: int = 0, **columns: Any) -> ReplaySample:
+    """A sample of random transitions of `SPEC`; ``columns`` replace those of that name."""
+    random = np.random.default_rng(seed)
+    actions = random.uniform((-2.0, 0.0), (2.0, 5.0), (rows, 2)).astype(np.float32)
+    made: dict[str, Any] = {
+        "obs": {"obs": torch.from_numpy(random.normal(size=(rows, 3)).astype(np.float32))},
+        "actions": {"action": torch.from_numpy(actions)},
+        "returns": torch.from_numpy(random.normal(size=rows).astype(np.float32)),
+        "discount": torch.from_numpy(0.9 * (random.random(rows) < 0.7).astype(np.float32)),
+        "next_obs": {"obs": torch.from_numpy(random.normal(size=(rows, 3)).astype(np.float32))},
+        "scaled_probability": torch.from_numpy(random.uniform(0.5, 2.0, rows)),
+    }
+    return ReplaySample(Transitions(**{**made, **columns}), 0.4, trained=rows)

@@ -1,0 +1,138 @@
+"""Soft actor-critic on the replay: where every transition comes from, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+
+from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.spec import EnvSpec, action_specs
+from sampleforge.topologies.builders import ResumePoint
+from sampleforge.topologies.config import SacConfig
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.plan import ReplayPlan
+from sampleforge.topologies.sac_defaults import resolve_defaults
+from tests.support.apex_graphs import learner_worker, limiter_of, serial_rounds, with_learner
+from tests.support.box_code import BOX_CODE, CheckingSacMaker
+from tests.support.graphs import one_policy, running, spec_of
+from tests.support.pairings import plan_of, wire_of
+from tests.support.sac import SPEC
+
+
+def small(**more: Any) -> SacConfig:
+    chosen: dict[str, Any] = {
+        "env": BOX_CODE,
+        "num_workers": 2,
+        "num_envs_per_worker": 6,
+        "num_splits": 2,
+        "rollout": 7,
+        "model": ModelConfig(hidden_sizes=(8,)),
+        "debug": True,
+        "seed": 1,
+        "learning_starts": 200,
+        "replay_capacity": 21 * 20,
+        "batch_size": 16,
+        "prefetch_batches": 4,
+        "updates_per_env_step": 1 / 16,
+    }
+    return SacConfig(**{**chosen, **more})
+
+
+def checking(config: SacConfig) -> tuple[Graph, ReplayPlan]:
+    """A graph whose learner checks every transition."""
+    spec = spec_of(config)
+    config = resolve_defaults(config, spec)
+    plan = plan_of(config, spec)
+    graph = wire_of(config, plan, spec, *one_policy(ResumePoint(1)))
+    return with_learner(graph, CheckingSacMaker(config, spec)), plan
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"n_step": 3, "priority_alpha": 0.6, "num_replay_shards": 2},
+        {"inference": "worker"},
+    ],
+    ids=["as it is", "windows and priorities", "policy worker"],
+)
+def test_every_transition_comes_from_its_place(more: dict[str, Any]) -> None:
+    graph, plan = checking(small(**more))
+    limiter = limiter_of(graph)
+    for _ in serial_rounds(graph, 200):
+        pass
+    learner = learner_worker(graph)._learner
+    assert learner.checked > 1000 and learner.truncated > 100
+    assert limiter.replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
+
+
+@pytest.mark.multiprocess(timeout=60)
+def test_no_transition_is_wrong_in_processes_of_which_some_are_killed(tmp_path: Path) -> None:
+    graph, _ = checking(small(max_worker_restarts=3))
+    with running(graph, tmp_path) as runner:
+        deadline, updates = monotonic() + 50, 5.0
+        for killed, victim in enumerate(("actor 0", "replay 0", "learner", "")):
+            while graph.counters.total("updates") < updates or (
+                graph.counters.total("restarts") < killed
+            ):
+                runner.poll(0.02)
+                assert monotonic() < deadline
+            if victim:
+                os.kill(runner.pids()[victim], signal.SIGKILL)
+            updates = graph.counters.total("updates") + 50
+    assert graph.counters.total("restarts") == 3
+
+
+def with_actions(space: spaces.Space[Any]) -> EnvSpec:
+    return dataclasses.replace(SPEC, actions=action_specs(space))
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (spaces.Discrete(3), "'action' is discrete; use apex or pqn"),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.MultiBinary(2)}), "'b' is multib"),
+        (spaces.Box(-float("inf"), float("inf"), (2,)), "finite bounds"),
+    ],
+)
+def test_other_actions_are_refused(space: spaces.Space[Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve_defaults(SacConfig(env="Code"), with_actions(space))
+
+
+def test_several_box_leaves_of_any_rank_are_learned() -> None:
+    leaves: dict[str, spaces.Space[Any]] = {
+        "arm": spaces.Box(-1, 1, (2, 2)),
+        "leg": spaces.Box(0, 3, ()),
+    }
+    config = resolve_defaults(SacConfig(env="Code"), with_actions(spaces.Dict(leaves)))
+    assert config.target_entropy == -5
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"model": ModelConfig(core="gru")}, "--model.core gru: sac learns from single"),
+        ({"model": ModelConfig(separate_critic=True)}, "networks of their own"),
+        ({"samples_per_insert": 8.0}, "use --updates-per-env-step"),
+    ],
+)
+def test_settings_that_cannot_take_effect_are_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SacConfig(env="Code", **more)
+
+
+@pytest.mark.parametrize("updates", [0.25, 2.0])
+def test_the_replay_ratio_follows_from_the_updates_per_env_step(updates: float) -> None:
+    config = resolve_defaults(SacConfig(env="Code", updates_per_env_step=updates), SPEC)
+    assert config.samples_per_insert == 256 * updates
+    again = resolve_defaults(config, SPEC)
+    assert again == config, "resolved defaults are given again where a run resumes"
