@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.run.callback import named_callbacks
-from sampleforge.run.deployment import processes
-from sampleforge.run.session import Session, describe
+from sampleforge.run.deployment import RunnerContext, processes
+from sampleforge.run.failure import describe
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sampleforge.peers.rendezvous import StartupRendezvous
     from sampleforge.runners.base import Runner
     from sampleforge.runners.in_process import InProcessRunner
+    from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.builders import ResumePoint
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import Pairing
 
@@ -87,35 +89,36 @@ class LeadingRank:
         self._world = world
         self._rendezvous = rendezvous_of(config, world)
 
-    def pairing(self, session: Session) -> Pairing:
+    def pairing(
+        self, asked: AnyConfig, config: AnyConfig, spec: EnvSpec, start: ResumePoint
+    ) -> Pairing:
         """Wait for the other ranks, send them config, spec and progress of the run, and return the
         algorithm, wired over these ranks."""
         from sampleforge.env.spec_json import spec_to_plain
 
-        config, earlier = session.config, session.opened.earlier
         assert isinstance(config, RanksRunConfig)
         message = {
-            "asked": to_plain(session.asked),
+            "asked": to_plain(asked),
             "config": to_plain(config),
-            "spec": spec_to_plain(session.spec),
-            "resumes": earlier.get("resumes", -1) + 1,
-            "env_steps": earlier.get("env_steps", 0),
-            "wall_s": earlier.get("wall_s", 0.0),
+            "spec": spec_to_plain(spec),
+            "resumes": start.resumes,
+            "env_steps": start.env_steps,
+            "wall_s": start.wall_s,
         }
         self._rendezvous.lead(message, rank_info(config, self._world, self._rendezvous))
         return pairing_of(config, self._rendezvous)
 
-    def notices(self, session: Session) -> list[str]:
+    def notices(self, resumed: int | None) -> list[str]:
         world = self._world
         if not world.attempt:
             return []
-        start = f"training resumes at {session.resume_point.env_steps:,} env steps"
-        if not session.opened.earlier:
-            start = "training starts anew: there was no checkpoint (--checkpoint-interval)"
+        start = "training starts anew: there was no checkpoint (--checkpoint-interval)"
+        if resumed is not None:
+            start = f"training resumes at {resumed:,} env steps"
         times = f"{world.attempt} of {world.max_attempts} times"
         return [f"torchrun has restarted all ranks ({times}); {start}"]
 
-    def runner(self, session: Session, graph: Graph) -> Runner:
+    def runner(self, graph: Graph, context: RunnerContext) -> Runner:
         """Return the runner of the rank in this process, and of its evaluator, if there is one, in
         another process."""
         from sampleforge.runners.composite import CompositeRunner
@@ -124,16 +127,16 @@ class LeadingRank:
         rank = runner_of(
             graph,
             self._rendezvous,
-            session.folder.scratch,
-            session.is_interrupted,
-            session.config.env_timeout,
-            session.ticker.age,
+            context.workers.scratch,
+            context.is_interrupted,
+            context.env_timeout,
+            context.age,
         )
         beside = graph.having("evaluator")
         if not beside:
             return rank
         start_fork_server()
-        return CompositeRunner(rank, processes(session, graph, beside))
+        return CompositeRunner(rank, processes(graph, context, beside))
 
     def saves_after(self, error: BaseException) -> bool:
         """Return whether to write a checkpoint after ``error``, for the restart by torchrun. After

@@ -8,8 +8,9 @@ from sampleforge.config import ConfigError
 from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.presets.fit import PresetFit
 from sampleforge.run.deployment import Deployment
+from sampleforge.run.failure import describe
 from sampleforge.run.screen.screen import Screen
-from sampleforge.run.session import Session, describe
+from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.tracking.callbacks import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig

@@ -12,7 +12,7 @@ from sampleforge.env.games import types_of_seats
 from sampleforge.models.registry import resolve_encoder, with_import_string
 from sampleforge.run.callback import Callback, Level
 from sampleforge.run.checkpoints import Checkpoints
-from sampleforge.run.folder.opening import OpenRun, open_folder
+from sampleforge.run.folder.opening import OpenRun, StoredPolicy, open_folder
 from sampleforge.run.learned import Learned
 from sampleforge.run.recording import RecordingReports
 from sampleforge.run.reporting import (
@@ -32,7 +32,8 @@ from sampleforge.topologies.agent_groups import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.datasets import check_datasets
 from sampleforge.topologies.evaluator import check_evaluation
-from sampleforge.topologies.registry import Pairing, pairing
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
 
 if TYPE_CHECKING:
@@ -85,15 +86,16 @@ def plan_agents(
     return config, (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)
 
 
-def new_statistics(session: Session) -> RunStatistics:
-    """Return the statistics of a session that is wired, which go on from those of the folder."""
-    resolved = session.resolved
+def new_statistics(
+    graph: Graph, policies: Sequence[StoredPolicy], config: AnyConfig, plan: AnyPlan, spec: EnvSpec
+) -> RunStatistics:
+    """Return the statistics of a wired run, which go on from those of the folder's ``policies``."""
     return RunStatistics(
-        session.graph,
-        {stored.id: stored.earlier.get("statistics", {}) for stored in session.opened.policies},
-        resolved.metrics_window,
-        rows=0 if getattr(resolved, "pbt", False) else session.plan.envs,
-        types=types_of_seats(session.spec),
+        graph,
+        {stored.id: stored.earlier.get("statistics", {}) for stored in policies},
+        config.metrics_window,
+        rows=0 if getattr(config, "pbt", False) else plan.envs,
+        types=types_of_seats(spec),
     )
 
 
@@ -111,14 +113,19 @@ def own_callbacks(
     return callbacks
 
 
-def opening_messages(session: Session, config: AnyConfig) -> Iterator[tuple[str, Level]]:
-    """Yield what the user is told when a session begins. ``config``: with the encoder chosen."""
-    plan, spec = session.plan, session.spec
-    resumed = session.resume_point.env_steps if session.opened.earlier else None
-    yield from opening(session.graph, config, plan, spec, resumed)
+def opening_messages(
+    graph: Graph,
+    config: AnyConfig,
+    plan: AnyPlan,
+    spec: EnvSpec,
+    asked: AnyConfig,
+    resumed: int | None,
+) -> Iterator[tuple[str, Level]]:
+    """Yield what the user is told when a run begins. ``config``: with the encoder chosen;
+    ``asked``: as the user gave it; ``resumed``: env steps of the earlier runs of the folder (None:
+    there is none)."""
+    yield from opening(graph, config, plan, spec, resumed)
     run = Resolved(config, plan, spec)
-    for warning in (*without_effect(session.asked, run), crowded(run), check_store_order()):
+    for warning in (*without_effect(asked, run), crowded(run), check_store_order()):
         if warning is not None:
             yield warning, "warning"
-    for text in session.opened.notes:
-        yield text, "info"

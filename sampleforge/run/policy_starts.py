@@ -1,25 +1,28 @@
-"""Where the policies of a session begin: at their start, from a checkpoint, or frozen."""
+"""Where the policies of a run begin: at their start, from a checkpoint, or frozen."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from sampleforge.run.folder.opening import StoredPolicy
 from sampleforge.run.folder.resume import ResumeCheckpoint, SaveCheckpoint, frozen_weights
+from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
+    FrozenStart,
     PolicyStart,
     ResumePoint,
     frozen_starts,
     seed_of_policy,
 )
+from sampleforge.topologies.config import PolicyRoles
+from sampleforge.workers.learner_change import LearnerChange
 
-if TYPE_CHECKING:
-    from sampleforge.run.session import Session
 
-
-def resume_point(session: Session, seed: int) -> ResumePoint:
-    """Return where the run begins: at its start, or after an earlier run of the folder."""
-    earlier = session.opened.earlier
+def resume_point(earlier: Mapping[str, Any], seed: int) -> ResumePoint:
+    """Return where a run with this ``seed`` begins: at its start, or after an earlier run of the
+    folder (``earlier``: the driver's part of its newest checkpoint)."""
     return ResumePoint(
         seed=seed,
         resumes=earlier.get("resumes", -1) + 1,
@@ -28,40 +31,46 @@ def resume_point(session: Session, seed: int) -> ResumePoint:
     )
 
 
-def policy_starts(session: Session, seed: int) -> list[PolicyStart]:
-    """Return where each policy that is trained begins."""
-    stored_policies, point = session.opened.policies, session.resume_point
-    alone = point.env_steps if len(stored_policies) == 1 else 0
+def policy_starts(
+    policies: Sequence[StoredPolicy],
+    point: ResumePoint,
+    hyperparameters: Mapping[str, Mapping[str, Any]],
+    schedule: tuple[LearnerChange, ...] | None,
+    env_steps_of: Mapping[str, int],
+    agent_group: Callable[[str], int],
+) -> list[PolicyStart]:
+    """Return where each policy that is trained begins. ``point``: where the run begins.
+    ``hyperparameters``, ``env_steps_of``: by the policy's id, see `PolicyStart`.
+    ``agent_group(id)``: the index of the agent group that it plays."""
+    alone = point.env_steps if len(policies) == 1 else 0
     return [
         PolicyStart(
             stored.id,
             dataclasses.replace(
                 point,
-                seed=seed_of_policy(seed, index),
+                seed=seed_of_policy(point.seed, index),
                 resume=ResumeCheckpoint(stored.store) if stored.earlier else None,
                 replays=stored.stored_replay,
             ),
             SaveCheckpoint(stored.store),
-            session.hyperparameters.get(stored.id, {}),
-            session.schedule,
-            session.env_steps_of.get(stored.id, alone),
-            group=session.agent_group(stored.id),
+            hyperparameters.get(stored.id, {}),
+            schedule,
+            env_steps_of.get(stored.id, alone),
+            group=agent_group(stored.id),
         )
-        for index, stored in enumerate(stored_policies)
+        for index, stored in enumerate(policies)
     ]
 
 
-def frozen_policies(session: Session, seed: int) -> dict[str, Any]:
-    """Return the argument of a topology for the policies that act and are not trained, which only
-    some topologies take: empty if there are none."""
+def frozen_policies(roles: PolicyRoles, spec: EnvSpec, point: ResumePoint) -> list[FrozenStart]:
+    """Return where the policies that act and are not trained begin, in a run that begins at
+    ``point``."""
 
     def start(index: int, weights: str) -> ResumePoint:
         return dataclasses.replace(
-            session.resume_point,
-            seed=seed_of_policy(seed, index),
+            point,
+            seed=seed_of_policy(point.seed, index),
             resume=frozen_weights(weights) if weights else None,
         )
 
-    if not session.roles.frozen:
-        return {}
-    return {"frozen": frozen_starts(session.roles, session.spec, start)}
+    return frozen_starts(roles, spec, start)

@@ -91,7 +91,7 @@ class RunFiles(Callback):
             report,
             env_steps=graph.progress.env_steps,
             wall_s=report["wall_s"],
-            histograms=session.histograms(),
+            histograms=session.graph.histograms(),
             policies=[prefix for prefix in map(graph.prefix, graph.groups) if prefix],
         )
         if warning is not None:

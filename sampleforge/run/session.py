@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -20,18 +18,19 @@ from sampleforge.run.callback import (
     named_callbacks,
     tell,
 )
-from sampleforge.run.deployment import Deployment, OneMachine
+from sampleforge.run.deployment import Deployment, OneMachine, RunnerContext
+from sampleforge.run.ending import Ending
+from sampleforge.run.failure import describe
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.run.until_wired import UntilWired
 from sampleforge.runtime.imports import import_beside
 from sampleforge.runtime.processes import start_fork_server
-from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.topologies.config import AnyConfig, check_ids, roles_of_policies
 from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
-    from sampleforge.replay.histograms import Histogram
     from sampleforge.run.folder.run_folder import RunFolder
     from sampleforge.runners.base import Runner
     from sampleforge.spec import EnvSpec
@@ -40,23 +39,8 @@ if TYPE_CHECKING:
     from sampleforge.topologies.registry import AnyPlan
     from sampleforge.workers.learner_change import LearnerChange
 
-_POLICY_ID = re.compile(r"\w+", re.ASCII)
 POLL = 0.1
 """Seconds between two looks at the workers."""
-
-
-class _Flag:
-    """Set once, without a lock: a signal handler must not wait for one. Functions that ask it hold
-    the flag, not the session, which can be freed before them."""
-
-    def __init__(self) -> None:
-        self._set = False
-
-    def set(self) -> None:
-        self._set = True
-
-    def is_set(self) -> bool:
-        return self._set
 
 
 class Session:
@@ -99,10 +83,7 @@ class Session:
         policies = roles.trained
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
-        if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
-            raise ValueError(
-                f"policy ids must differ and consist of letters, digits and _: {list(policies)}"
-            )
+        check_ids(policies)
         self.asked = config
         """The config as it was asked for, with an encoder's import string in the place of its
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
@@ -114,8 +95,7 @@ class Session:
         self._resources = ExitStack()
         self._runner: Runner | None = None
         self._is_open = self._has_begun = False
-        self._warnings_told: set[str] = set()
-        self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
+        self._ending = Ending()
         self._report_now = False
 
     # ---- beginning ----
@@ -156,13 +136,12 @@ class Session:
         from sampleforge.spec import with_action_units
 
         self.asked = by_import_string(self.asked)
-        interrupted, failed = self._interrupted, self._failed  # no reference back to this object
         self.opened, warnings = open_run(
             self.asked,
             self.spec,
             self._policies,
             self._resources,
-            lambda: interrupted.is_set() or failed.is_set(),
+            self._ending.is_early,
         )
         self.config: AnyConfig = self.opened.config
         self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
@@ -181,17 +160,26 @@ class Session:
         from sampleforge.run.tasks import Tasks
         from sampleforge.workers.callback import RunHooks, for_workers
 
-        chosen = self._deployment.pairing(self)
+        assert self.config.seed is not None
+        self.resume_point = resume_point(self.opened.earlier, self.config.seed)
+        chosen = self._deployment.pairing(self.asked, self.config, self.spec, self.resume_point)
         self.resolved, self._agents = plan_agents(chosen, self.config, self.spec)
         config = self._agents[0].config
         self.plan: AnyPlan = self._agents[0].plan
-        assert config.seed is not None
-        self.new_model = chosen.network_maker(config, self.spec, config.seed)
-        self.resume_point = resume_point(self, config.seed)
+        self.new_model = chosen.network_maker(config, self.spec, self.resume_point.seed)
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=self._deployment.shares_memory)
         self._tell("on_wire")
-        policies = policy_starts(self, config.seed)
-        more = frozen_policies(self, config.seed)
+        policies = policy_starts(
+            self.opened.policies,
+            self.resume_point,
+            self.hyperparameters,
+            self.schedule,
+            self.env_steps_of,
+            self.agent_group,
+        )
+        more: dict[str, Any] = {}  # what only some topologies take
+        if self.roles.frozen:
+            more["frozen"] = frozen_policies(self.roles, self.spec, self.resume_point)
         if others := self._agents[1:]:
             more["others"] = others
         more["hooks"] = RunHooks(
@@ -204,9 +192,14 @@ class Session:
             config, self.plan, self.spec, self.resume_point, policies, **more
         )
         self._follow_graph()
-        for text, level in opening_messages(self, config):
+        resumed = self.resume_point.env_steps if self.opened.earlier else None
+        for text, level in opening_messages(
+            self.graph, config, self.plan, self.spec, self.asked, resumed
+        ):
             self.message(text, level)
-        for text in self._deployment.notices(self):
+        for text in self.opened.notes:
+            self.message(text)
+        for text in self._deployment.notices(resumed):
             self.message(text, "warning")
 
     def _write_beginning(self) -> None:
@@ -241,19 +234,23 @@ class Session:
         the session itself."""
         from sampleforge.run.beginning import new_statistics, own_callbacks
         from sampleforge.run.checkpoints import Checkpoints
+        from sampleforge.run.events import WorkerEvents
         from sampleforge.run.reports.env_restarts import EnvRestarts
         from sampleforge.workers.worker import WorkerContext
 
         self.ticker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
-        self.statistics = new_statistics(self)
+        self.statistics = new_statistics(
+            self.graph, self.opened.policies, self.resolved, self.plan, self.spec
+        )
+        self._events = WorkerEvents(self.statistics)
         self._env_restarts = EnvRestarts(self.graph.counters, self.resolved.max_env_restart_rate)
         self.checkpoints = Checkpoints(self)
         self._callbacks += own_callbacks(self, self.checkpoints, self._callbacks)
         self.worker_context = WorkerContext(self.folder.log_file, self.folder.scratch)
 
     def _start(self) -> None:
-        self._runner = self._deployment.runner(self, self.graph)
+        self._runner = self.runner_of(self.graph)
         self.ticker.start()
         self._runner.start()
         self._tell("on_start")
@@ -265,8 +262,16 @@ class Session:
         return self._runner
 
     def runner_of(self, graph: Graph) -> Runner:
-        """Return a runner like the session's own for another graph of the same workers."""
-        return self._deployment.runner(self, graph)
+        """Return a runner for the session's graph, or for another graph of the same workers."""
+        context = RunnerContext(
+            self.worker_context,
+            self.config.env_timeout,
+            self.restarted,
+            self.note,
+            self.is_interrupted,
+            self.ticker.age,
+        )
+        return self._deployment.runner(graph, context)
 
     # ---- running ----
 
@@ -342,22 +347,10 @@ class Session:
             self._env_restarts.look(self.alert)
 
     def _take_events(self) -> None:
-        """Take what workers have sent. A warning that several of them have is told once."""
+        """Take what workers have sent."""
         if self._runner is None:  # a benchmark measures the simulator alone before the start
             return
-        for event in self.runner.take_events():
-            if event.kind == "episode_stats":
-                self.statistics.take_episode_stats(event.payload)
-                continue
-            if event.kind == "custom_metrics":
-                self.statistics.take_custom_metrics(*event.payload)
-                continue
-            level, text = event.payload
-            if level == "warning":
-                if text in self._warnings_told:
-                    level = "debug"
-                self._warnings_told.add(text)
-            self.message(text, "warning" if level == "critical" else level, event.source)
+        self._events.take(self.runner.take_events(), self.message)
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
@@ -380,15 +373,6 @@ class Session:
         TimeoutError or WorkerDied, see `Runner.ask`."""
         timeout = answer_timeout(self.resolved)
         return self.runner.ask(group.learner, kind, payload, timeout)
-
-    def histograms(self) -> Mapping[str, Histogram]:
-        """Return the newest histograms of the replays, by name, where there are any."""
-        return {
-            self.graph.prefix(group) + name: histogram
-            for group in self.graph.groups
-            if group.histograms is not None
-            for name, histogram in group.histograms.read().items()
-        }
 
     def callback_state(self) -> dict[str, Any]:
         """Return the plain values that the callbacks keep in checkpoints, and the tasks."""
@@ -455,32 +439,31 @@ class Session:
 
     def stop(self) -> None:
         """Ask the session to finish now, with a checkpoint: in order, from any thread."""
-        self._stopping.set()
+        self._ending.stopping = True
 
     def interrupt(self) -> None:
         """As `stop`, but within seconds; from a signal handler, too."""
-        self._interrupted.set()
-        self._stopping.set()
+        self._ending.interrupt()
 
     @property
     def is_ending(self) -> bool:
         """Whether training has reached its end, or was asked to."""
-        return self.graph.progress.done or self._stopping.is_set()
+        return self.graph.progress.done or self._ending.stopping
 
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
-        return self._interrupted.is_set()
+        return self._ending.interrupted
 
     @property
     def has_failed(self) -> bool:
         """Whether an error has ended the session: some workers may be gone."""
-        return self._failed.is_set()
+        return self._ending.failed
 
     @property
     def ends_early(self) -> bool:
         """Whether the session was interrupted or has failed: the last checkpoint must not take
         long."""
-        return self.is_interrupted() or self.has_failed
+        return self._ending.is_early()
 
     def signal_workers(self, number: int) -> None:
         """Send a signal to the process group of each worker, and so to its environments'."""
@@ -515,7 +498,7 @@ class Session:
             return
         if self.is_interrupted() and isinstance(error, TimeoutError):
             return  # the learner has had its time
-        self._failed.set()
+        self._ending.failed = True
         try:
             env_steps = self.checkpoints.save_after_failure(self)
             if env_steps is not None:
@@ -587,21 +570,3 @@ class Session:
             **self.statistics.summary(),
             "error": None if error is None else describe(error),
         }
-
-
-def describe(error: BaseException) -> str:
-    """Return an error as text: a worker's death ends with the worker's own traceback, and where the
-    session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
-    from sampleforge.peers.group import RankLost
-    from sampleforge.run.folder.atomic_file import CannotWrite
-    from sampleforge.run.folder.checkpoint_file import CheckpointError
-    from sampleforge.run.folder.run_folder import RunFolderGone
-    from sampleforge.run.folder.saving import CheckpointNotWritten
-    from sampleforge.run.reports.env_restarts import EnvironmentFails
-    from sampleforge.runners.base import WorkerDied
-    from sampleforge.workers.metrics import DivergedError
-
-    of_folder = (CannotWrite, CheckpointError, CheckpointNotWritten, RunFolderGone)
-    if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
-        return str(error)
-    return "".join(traceback.format_exception(error)).rstrip()

@@ -6,6 +6,7 @@ the config of its own part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -347,6 +348,9 @@ class PolicyRoles:
         return self.ids.index(policy) % groups
 
 
+_POLICY_ID = re.compile(r"\w+", re.ASCII)
+
+
 def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -> PolicyRoles:
     """Return the policies of the run that ``config`` describes. ``trained``: ids that replace the
     usual ones, of policies that are all trained."""
@@ -361,6 +365,14 @@ def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -
     if config.opponent_pool:
         frozen[OPPONENT] = ""
     return PolicyRoles(ids, own, frozen, config.opponent_pool)
+
+
+def check_ids(policies: Sequence[str]) -> None:
+    """Raise ValueError for ids of policies that cannot be names of folders and metrics."""
+    if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
+        raise ValueError(
+            f"policy ids must differ and consist of letters, digits and _: {list(policies)}"
+        )
 
 
 def policy_ids(config: AnyConfig) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from sampleforge.data.rollout_queue import RolloutQueue
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.replay.histograms import ReplayHistograms
+from sampleforge.replay.histograms import Histogram, ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
@@ -175,6 +175,15 @@ class Graph:
         for node in self.nodes:
             totals[node.role] = totals.get(node.role, 0) + int(counts[node.counter_row])
         return totals
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the newest histograms of the replays, by name, where there are any."""
+        return {
+            self.prefix(group) + name: histogram
+            for group in self.groups
+            if group.histograms is not None
+            for name, histogram in group.histograms.read().items()
+        }
 
     def new_ticker(self) -> ClockTicker:
         """Return what counts the seconds of training, from the first env step on."""

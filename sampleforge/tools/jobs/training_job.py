@@ -12,8 +12,9 @@ from typing import Literal, get_args
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvProbeError
 from sampleforge.run.callback import Callback
+from sampleforge.run.failure import describe
 from sampleforge.run.folder.atomic_file import write_json
-from sampleforge.run.session import Session, describe
+from sampleforge.run.session import Session
 from sampleforge.tools.jobs.jobs import EndingInOrder
 from sampleforge.tools.tracking.callbacks import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
