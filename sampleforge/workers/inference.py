@@ -51,9 +51,9 @@ class LocalInference:
 
     With ``together``, requests are collected until `answer`, which answers all of them with one
     forward pass; otherwise each is answered at once. On a GPU, observations go there from the
-    slots, which it reads itself, and one copy brings back all answers. ``members``: of the
-    population whose splits the actor has in turn. The policy is that of one of them, and the
-    numbers of its env rows are those of a run with that one alone.
+    slots, which it reads itself, and one copy brings back all answers. ``members``: the number of
+    members of the population whose splits the actor has in turn. The policy is that of one of them,
+    and the numbers of its env rows are those of a run with that one alone.
     """
 
     def __init__(

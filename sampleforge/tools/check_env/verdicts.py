@@ -504,7 +504,8 @@ def _algorithms(spec: EnvSpec, per_s: float) -> str:
     boxes = all(leaf.is_bounded_box for g in groups for leaf in g.actions.values())
     several = spec.num_seats > 1
     off_policy = ["apex"] if discrete else ["sac"] if boxes else []
-    names = ["appo", *off_policy, *([] if several else ["ddppo"])]
+    names = ["appo", *(["pqn"] if discrete else []), *off_policy]
+    names += [] if several else ["ddppo"]
     if off_policy and per_s < SLOW:
         text = f"{off_policy[0]} learns from each env step many times, which pays here"
         return f"{', '.join(names)}; {text}"

@@ -217,7 +217,7 @@ def played(step_s: float, *, slow_s: float = 0.0, cpu: float = 1.0) -> Played:
             400.0,
             "appo, sac, ddppo; sac learns from each env step many times, which pays here; ",
         ),
-        ("PaddleDuel-v0", played(1e-4), 8000.0, "appo, apex"),
+        ("PaddleDuel-v0", played(1e-4), 8000.0, "appo, pqn, apex"),
     ],
 )
 def test_the_flags_follow_from_the_measurements(
