@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
@@ -256,7 +257,7 @@ def _title(part: type[Any]) -> str:
 def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
     """Return the flags of one part: its own fields, with their docstrings as help. ``prefix``: the
     beginning of the flags' names."""
-    hints, docs = typing.get_type_hints(part), _docs(part)
+    hints, docs = typing.get_type_hints(part), _docs(part)  # type: ignore[arg-type]
     fields: list[Field] = []
     for name in inspect.get_annotations(part):
         if typing.get_origin(hints[name]) is typing.ClassVar:
@@ -304,7 +305,8 @@ def _metavar(hint: Any) -> str | None:
     return words.get(options[0])
 
 
-def _docs(cls: type[Any]) -> dict[str, str]:
+@functools.cache
+def _docs(cls: Any) -> dict[str, str]:
     """Return the docstrings under the fields of a class, each as one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)

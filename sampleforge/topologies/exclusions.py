@@ -154,7 +154,7 @@ def _given(config: Any, name: str, value: Any = GIVEN) -> str | None:
     given."""
     *outer, last = name.split(".")
     part = getattr(config, outer[0]) if outer else config
-    field = next((f for f in dataclasses.fields(part) if f.name == last), None)
+    field = type(part).__dataclass_fields__.get(last)  # `fields` lists all, for each of the rows
     if field is None:
         return None
     present, made = getattr(part, last), field.default_factory
