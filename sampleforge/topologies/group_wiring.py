@@ -16,7 +16,6 @@ from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.records import DividedEvaluations, Evaluations
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import (
@@ -33,7 +32,7 @@ from sampleforge.topologies.channels import (
     group_channels,
     group_node,
 )
-from sampleforge.topologies.evaluator import Playing, add_evaluators
+from sampleforge.topologies.evaluator import AddedEvaluators, Playing, add_evaluators
 from sampleforge.topologies.graph import AddedGroup, Edge, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import Learners
 from sampleforge.topologies.members import MemberChannels, acting_plan, member_channels
@@ -155,12 +154,10 @@ class GroupWiring(ABC, Generic[E]):
             group=self.policy.group,
             playing=playing,
         )
-        group = self.policy_group(learners, evaluation.results)
+        group = self.policy_group(learners, evaluation)
         return AddedGroup(group, self.edges(prefix), evaluation.edges, learners.notes)
 
-    def policy_group(
-        self, learners: Learners, evaluations: Evaluations | DividedEvaluations | None
-    ) -> PolicyGroup:
+    def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
         """Return it as a part of the graph."""
         return PolicyGroup(
             self.policy.id,
@@ -169,7 +166,7 @@ class GroupWiring(ABC, Generic[E]):
             self.channels.weights,
             self.plan.max_policy_lag,
             snapshot=learners.snapshot,
-            evaluations=evaluations,
+            evaluations=evaluation.results,
             resources=learners.resources,
             member=self.member,
         )

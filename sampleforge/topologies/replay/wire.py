@@ -13,13 +13,12 @@ import torch
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.replay.exchange import ReplayExchange
-from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.records import DividedEvaluations, Evaluations
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import ReplayRunConfig
+from sampleforge.topologies.evaluator import AddedEvaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.group_wiring import (
     GroupMemory,
@@ -35,10 +34,10 @@ from sampleforge.topologies.learner_group import (
     learner_makers,
 )
 from sampleforge.topologies.policy_groups import PolicyGroups
-from sampleforge.topologies.rendezvous import describe_learners
 from sampleforge.topologies.replay.channels import ReplayChannels, replay_channels
 from sampleforge.topologies.replay.datasets import add_dataset_actors, dataset_edges
 from sampleforge.topologies.replay.learners import sample_batches
+from sampleforge.topologies.replay.notes import run_notes
 from sampleforge.topologies.replay.plan import ReplayPlan, stored_shape
 from sampleforge.topologies.replay.saving import replay_notes, saves
 from sampleforge.topologies.replay.shards import add_shards
@@ -70,7 +69,7 @@ def wire_replay(
     if config.datasets:
         (only,) = groups  # a config with data has one policy
         add_dataset_actors(graph, actors, only)
-    wired, notes = PolicyGroups(agents, groups, frozen), _notes(config, plan, spec)
+    wired, notes = PolicyGroups(agents, groups, frozen), run_notes(config, plan, spec)
     return wired.wire(graph, actors, notes, overlapping=config.sequences is not None)
 
 
@@ -116,12 +115,10 @@ class ReplayGroup(GroupWiring[ReplayExchange]):
         )
         return learners.with_notes(notes)
 
-    def policy_group(
-        self, learners: Learners, evaluations: Evaluations | DividedEvaluations | None
-    ) -> PolicyGroup:
+    def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
         ladder, memory, replay = self.ladder, self.memory, self.replay
         return dataclasses.replace(
-            super().policy_group(learners, evaluations),
+            super().policy_group(learners, evaluation),
             exploration=(
                 None
                 if ladder is None
@@ -160,43 +157,4 @@ def _actor_edges(plan: ReplayPlan, actors: str, shards: str, rollout: str) -> tu
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
-    )
-
-
-def _sequence_notes(config: ReplayRunConfig) -> tuple[str, ...]:
-    sequences = config.sequences
-    if sequences is None:
-        return ()
-    return (
-        f"{config.model.core} core: sequences of {sequences.length} steps, one every "
-        f"{sequences.stride}, of which {sequences.burn_in} are burn-in; a rollout keeps "
-        f"{sequences.overlap} steps of the one before",
-    )
-
-
-def _clip_notes(config: ReplayRunConfig) -> tuple[str, ...]:
-    clip = config.reward_clip
-    if clip is None:
-        return ()
-    if clip == "sign":
-        return ("rewards are reduced to their sign for learning (--reward-clip sign)",)
-    return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
-
-
-def _notes(config: ReplayRunConfig, plan: ReplayPlan, spec: EnvSpec) -> tuple[str, ...]:
-    compression = (
-        f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
-        f"if they shrink {config.replay_compression_ratio:g} times, else the oldest are evicted"
-    )
-    return (
-        *([plan.describe_envs()] if plan.envs else []),
-        f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
-        f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
-        f"{human_bytes(plan.tree_bytes)} for priorities",
-        *([compression] if plan.ring_bytes else []),
-        *_sequence_notes(config),
-        *_clip_notes(config),
-        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)",
-        *plan.reasons,
-        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

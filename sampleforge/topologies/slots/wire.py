@@ -11,12 +11,12 @@ from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.records import DividedEvaluations, Evaluations
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import SlotsRunConfig
+from sampleforge.topologies.evaluator import AddedEvaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.group_wiring import GroupWiring, group_memories, sampler_edges
 from sampleforge.topologies.learner_group import (
@@ -89,10 +89,8 @@ class SlotsGroup(GroupWiring[SlotExchange]):
         makers = learner_makers(self.new_model, plan, self.policy, batches)
         return add_learners(graph, config, channels, makers, self.member)
 
-    def policy_group(
-        self, learners: Learners, evaluations: Evaluations | DividedEvaluations | None
-    ) -> PolicyGroup:
-        group = super().policy_group(learners, evaluations)
+    def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
+        group = super().policy_group(learners, evaluation)
         return dataclasses.replace(group, synchronous=self.plan.synchronous)
 
     def edges(self, prefix: str) -> tuple[Edge, ...]:
