@@ -111,6 +111,7 @@ def test_ranks_learn_rewards_of_any_size(scale: float, tmp_path: Path) -> None:
     assert max(found) > 0.9 * scale, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batches", [100, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_rewards_that_come_after_many_batches_are_learned(normalise: bool, batches: int) -> None:

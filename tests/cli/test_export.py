@@ -60,6 +60,7 @@ def played(run: Path, *more: str) -> list[recorded_envs.Step]:
     return list(recorded_envs.STEPS)
 
 
+@pytest.mark.long
 def test_an_onnx_file_plays_the_episodes_of_its_checkpoint(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,6 +142,7 @@ def test_weights_do_not_depend_on_the_bounds(name: str, squash: bool, tmp_path: 
         assert all(torch.allclose(plain[n], other[n], atol=2e-4) for n in plain), bound
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("low, high", [(-0.01, 0.01), (-1e5, 1e5), (7.0, 7.5)])
 def test_aiming_is_learned_alike_within_any_bounds(low: float, high: float) -> None:
     """Random: 2.7 of 8; in the environment's own units bounds of .01 give no better than that."""

@@ -82,6 +82,7 @@ def test_the_mean_of_a_run_is_not_that_of_its_short_episodes(tmp_path: Path, mak
     assert max(means) < 0.7 and "return_mean_early" not in reports(tmp_path / "later")[-1]
 
 
+@pytest.mark.long
 def test_a_stop_condition_does_not_believe_the_first_episodes(tmp_path: Path) -> None:
     found = trained(tmp_path, 32 * 2 * LONG, stop=("return_mean>=0.8",))
     assert found["stopped_by"] == f"env_steps>={32 * 2 * LONG}"
