@@ -52,7 +52,7 @@ class Critics(nn.Module):
         self._names: list[tuple[str, str]] = []
         for i, width in enumerate(sizes):
             bound = 1.0 / math.sqrt(size)  # as nn.Linear has it
-            for name, shape in ((f"weight_{i}", (size, width)), (f"bias_{i}", (1, width))):
+            for name, shape in ((f"weight_{i}", (width, size)), (f"bias_{i}", (1, width))):
                 parameter = torch.empty(count, *shape).uniform_(-bound, bound)
                 setattr(self, name, nn.Parameter(parameter))
             self._names.append((f"weight_{i}", f"bias_{i}"))
@@ -60,7 +60,7 @@ class Critics(nn.Module):
 
     @property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight [N, in, out] and bias [N, 1, out] of each layer of the ``count`` N critics."""
+        """Weight [N, out, in] and bias [N, 1, out] of each layer of the ``count`` N critics."""
         return [(getattr(self, weight), getattr(self, bias)) for weight, bias in self._names]
 
     def features(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -74,7 +74,7 @@ class Critics(nn.Module):
         x = torch.cat((features, actions), -1).expand(self.count, -1, -1)
         last = len(self._names) - 1
         for i, (weight, bias) in enumerate(self.layers):
-            x = torch.baddbmm(bias, x, weight)
+            x = torch.baddbmm(bias, x, weight.transpose(1, 2))
             if i < last:
                 x = self.act(x if self.norms is None else self.norms[i](x))
         return x.squeeze(-1)
@@ -82,9 +82,10 @@ class Critics(nn.Module):
 
 def unit_actions(layout: ActionLayout, actions: Mapping[str, Tensor]) -> Tensor:
     """Return Box actions, leaf -> [B, ...], as [B, A] float32 in units of their bounds, -1 to 1."""
-    low, high = bounds_of(layout, next(iter(actions.values())).device)
-    flat = torch.cat([actions[leaf.name].flatten(1) for leaf in layout.leaves], -1)
-    return ((flat - low) * (2.0 / (high - low)) - 1.0).float()
+    some = next(iter(actions.values()))
+    rows, (low, high) = len(some), bounds_of(layout, some.device)
+    flat = torch.cat([actions[leaf.name].reshape(rows, -1) for leaf in layout.leaves], -1)
+    return ((flat - low) * (2.0 / (high - low)) - 1.0).float()  # in float64
 
 
 def check_bounded_boxes(algo: str, actions: Mapping[str, ActionSpec]) -> None:

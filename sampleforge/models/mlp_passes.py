@@ -50,7 +50,7 @@ class DensePasses:
         on_cpu = bool(layers) and layers[0][0].device.type == "cpu"
         self._act = numpy_tanh_ if on_cpu and act is torch.tanh_ else act
         self._derivative = backward
-        self._layers = [_Layer(weight, bias) for weight, bias in layers]
+        self._layers = [Layer(weight, bias) for weight, bias in layers]
         self._outputs: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,9 +75,18 @@ class DensePasses:
             if number:
                 gradient = torch.mm(gradient, layer.weight)
 
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the last inputs of the last `forward`, [M, in], given that of
+        their outputs, [M, out]. Those of the parameters stay as they are."""
+        for number in reversed(range(len(self._layers))):
+            output = self._outputs[number + 1][-len(gradient) :]
+            gradient = torch.mm(self._derivative(gradient, output), self._layers[number].weight)
+        return gradient
 
-class _Layer:
-    """A linear layer, and where its gradients are."""
+
+class Layer:
+    """A linear layer, weight [out, in] and bias [out], and where its gradients are, if it has
+    any."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self.weight, self.bias = weight.detach(), bias.detach()
@@ -97,10 +106,10 @@ class ActorCriticPasses:
     """The passes of an `ActorCritic`; `passes_of` says of which."""
 
     def __init__(self, model: ActorCritic) -> None:
-        self._vector = _Inputs(model.normaliser, model.actor)
-        self._actor = _dense(model.actor)
-        self._critic = None if model.critic is None else _dense(model.critic)
-        self._policy = _Layer(model.policy_weight, model.policy_bias)
+        self._vector = VectorInputs(model.normaliser, model.actor)
+        self._actor = dense_passes(model.actor)
+        self._critic = None if model.critic is None else dense_passes(model.critic)
+        self._policy = Layer(model.policy_weight, model.policy_bias)
         self._value_weight, self._value_bias = (
             model.value_weight.detach(),
             model.value_bias.detach(),
@@ -157,7 +166,7 @@ def passes_of(model: nn.Module) -> ActorCriticPasses | None:
     if type(model) is not ActorCritic or not model.has_values or "forward" in vars(model):
         return None
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]
-    if not all(map(_is_known, trunks)) or not _is_trained(model):
+    if not all(map(is_dense, trunks)) or not is_trained(model):
         return None
     return ActorCriticPasses(model)
 
@@ -168,11 +177,11 @@ class QPasses:
 
     def __init__(self, network: QNetwork) -> None:
         self._network = network
-        self._vector = _Inputs(network.normaliser, network.trunk)
-        self._trunk = _dense(network.trunk)
+        self._vector = VectorInputs(network.normaliser, network.trunk)
+        self._trunk = dense_passes(network.trunk)
         head = network.heads
         assert isinstance(head, nn.Linear)
-        self._head = _Layer(head.weight, head.bias)
+        self._head = Layer(head.weight, head.bias)
         self._combine = self._split = None
         if network.dueling:  # Q = V + A - mean A as a product: one call for five
             count = network.num_actions
@@ -207,14 +216,14 @@ def q_passes_of(network: QNetwork, target: QNetwork) -> tuple[QPasses, QPasses] 
     and one plain linear layer as its head."""
     if type(network) is not QNetwork or network.value_distribution is not None:
         return None
-    if not _is_known(network.trunk) or type(network.heads) is not nn.Linear:
+    if not is_dense(network.trunk) or type(network.heads) is not nn.Linear:
         return None
-    if not _is_trained(network):
+    if not is_trained(network):
         return None
     return QPasses(network), QPasses(target)
 
 
-class _Inputs:
+class VectorInputs:
     """Observation leaves [N, ...] -> the inputs [N, in] of an MLP's first layer."""
 
     def __init__(self, normaliser: ObservationNormaliser | None, trunk: Trunk) -> None:
@@ -228,7 +237,8 @@ class _Inputs:
         return leaves[name] if name is not None else self._encoder.vector.forward(leaves)
 
 
-def _is_known(trunk: Trunk) -> bool:
+def is_dense(trunk: Trunk) -> bool:
+    """Return whether there are passes by hand of a trunk: see `passes_of`."""
     encoder = trunk.encoder
     if type(encoder) is not MLP or trunk.core is not None or derivative(encoder.act) is None:
         return False
@@ -237,11 +247,13 @@ def _is_known(trunk: Trunk) -> bool:
     return encoder.vector.out_features <= MOST_INPUTS
 
 
-def _is_trained(model: nn.Module) -> bool:
+def is_trained(model: nn.Module) -> bool:
+    """Return whether all parameters are trained, flat and in float32."""
     return all(p.grad is not None and p.dtype == torch.float32 for p in model.parameters())
 
 
-def _dense(trunk: Trunk) -> DensePasses:
+def dense_passes(trunk: Trunk) -> DensePasses:
+    """Return the passes of a trunk that `is_dense`."""
     encoder = trunk.encoder
     assert isinstance(encoder, MLP)
     return DensePasses(encoder.layers, encoder.act)

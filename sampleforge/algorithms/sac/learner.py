@@ -22,6 +22,7 @@ from sampleforge.algorithms.sac.loss import (
     soft_targets,
     temperature_loss,
 )
+from sampleforge.algorithms.sac.passes import SacPasses, Weighting, passes_of
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.replay.importance import importance_weights
@@ -87,6 +88,10 @@ class SacLearner(GradientLearner[ActorCritic, SacLossConfig]):
         self._of_critics = self._add_optimiser("critic_optimiser", critics, adam)
         self._of_temperature = self._add_optimiser("temperature_optimiser", self.temperature, adam)
         self._averaged = [chunk.data for chunk in FlatParameters(self.target.parameters()).chunks]
+        by_hand = self.averaging.solo and place.precision == "fp32"
+        self._passes = (
+            passes_of(model, critics, self.target) if by_hand else None
+        )  # once all are flat
 
     def update(self, batch: ReplaySample, progress: float) -> Update:
         """Learn from one sample, or from this learner's part of it.
@@ -122,6 +127,8 @@ class SacLearner(GradientLearner[ActorCritic, SacLossConfig]):
             batch.scaled_probability, beta, batch.count, self._gather
         )
         noise = self._new_noise(len(batch.returns))
+        if self._passes is not None:
+            return self._by_hand(self._passes, batch, noise, weights, acts)
         targets = self._targets(batch, noise[0])
         obs = self._normalised(batch.obs)
         with autocast(self._device, self._precision):
@@ -144,6 +151,23 @@ class SacLearner(GradientLearner[ActorCritic, SacLossConfig]):
             share,
         )
         metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
+        return metrics, errors
+
+    @torch.no_grad()
+    def _by_hand(
+        self, passes: SacPasses, batch: Transitions, noise: Tensor, weights: Tensor, acts: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what `_gradients` returns, for a learner without others."""
+        config, temperature = self._config, self.temperature()
+        weighting = Weighting(temperature, weights if config.priority_exponent else None)
+        actions = unit_actions(self.critics.layout, batch.actions)
+        metrics, errors, log_prob = passes.gradients(batch, actions, noise, weighting, acts)
+        metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
+        if acts:
+            assert config.target_entropy is not None and self.temperature.log.grad is not None
+            slope = -temperature * (log_prob.mean() + config.target_entropy)
+            self.temperature.log.grad.copy_(slope)
+            metrics["grad_norm"] = self._clip_gradient(self._of_actor)
         return metrics, errors
 
     @torch.no_grad()

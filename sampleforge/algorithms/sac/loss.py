@@ -9,9 +9,10 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD, log_slope
+from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD
 
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -34,8 +35,8 @@ def draw(parameters: Tensor, noise: Tensor) -> Drawn:
     log_std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
     u = torch.addcmul(mean, log_std.exp(), noise)
     log_density = -0.5 * noise.square() - log_std - _LOG_ROOT_TAU
-    one = torch.ones((), dtype=torch.float64, device=u.device)
-    return Drawn(u.tanh(), (log_density - log_slope(u, one)).sum(-1))
+    log_slope = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))  # log(1 - tanh(u) ** 2)
+    return Drawn(u.tanh(), (log_density - log_slope).sum(-1))
 
 
 def soft_targets(
