@@ -55,6 +55,8 @@ def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False) -> E
     return EnvSpec("X-v0", {"obs": leaf}, actions, asynchronous=asynchronous)
 
 
+CONTINUOUS = ("sac", "td3")
+"""Algorithms of Box actions alone."""
 BOXES = {"action": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))}
 VECTORS, PLANES = spec((8,), "float32"), spec((10, 10, 4), "bool")
 IMAGES, ATARI = spec((3, 72, 128), "uint8"), spec((4, 84, 84), "uint8", asynchronous=True)
@@ -97,9 +99,9 @@ def runs() -> Iterator[Run]:
     """Yield the defaults of each algorithm for each kind of observations, and all presets."""
     for algo, make in ALGOS.items():
         for kind, of in KINDS.items():
-            for core in ("none", "gru") if algo != "sac" else ("none",):
+            for core in ("none", "gru") if algo not in CONTINUOUS else ("none",):
                 model = ModelConfig(core=core)
-                of = dataclasses.replace(of, actions=BOXES) if algo == "sac" else of
+                of = dataclasses.replace(of, actions=BOXES) if algo in CONTINUOUS else of
                 name = f"`{algo}`, {kind}{'' if core == 'none' else ', GRU'}"
                 yield Run(name, make(env="X-v0", model=model), of)
     for algo, make in ALGOS.items():

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from sampleforge.models.config import ModelConfig
     from sampleforge.run.callback import Callback, Message
     from sampleforge.run.session import Session
-    from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, MarwilConfig
+    from sampleforge.topologies.config import (
+        ApexConfig,
+        AppoConfig,
+        DdppoConfig,
+        MarwilConfig,
+        PqnConfig,
+        SacConfig,
+        Td3Config,
+    )
     from sampleforge.workers.episode_callbacks import EpisodeHandle
     from sampleforge.workers.learner_update import LearnerUpdate
     from sampleforge.workers.rollout_view import RolloutView
@@ -44,6 +52,7 @@ _HOMES = {
     "Result": "sampleforge.api",
     "RolloutView": "sampleforge.workers.rollout_view",
     "Session": "sampleforge.run.session",
+    "Td3Config": "sampleforge.topologies.config",
     "Trainer": "sampleforge.api",
     "load_policy": "sampleforge.api",
     "train": "sampleforge.api",
@@ -64,7 +73,9 @@ __all__ = [
     "PqnConfig",
     "Result",
     "RolloutView",
+    "SacConfig",
     "Session",
+    "Td3Config",
     "Trainer",
     "load_policy",
     "train",

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from sampleforge.algorithms.config import LearnerConfig
+from sampleforge.algorithms.config import CriticsConfig, LearnerConfig
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.marwil.config import ImitationConfig
 from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.algorithms.sac.config import SacLossConfig
+from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.config import ConfigError, typed
 from sampleforge.data.config import InputConfig, RecordConfig, StoredConfig
 from sampleforge.env.config import EnvConfig
@@ -249,22 +250,37 @@ class ApexConfig(DqnConfig, ReplayRunConfig):
 
 
 @dataclass(frozen=True)
-class SacConfig(SacLossConfig, ReplayRunConfig):
-    """Soft actor-critic: actors write into a replay, a learner of continuous control draws from
+class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
+    """What SAC and TD3 have: actors write into a replay, a learner of continuous control draws from
     it."""
 
-    algo: ClassVar[str] = "sac"
     # Defaults that differ from those of the parts:
     rollout: int = 16
     replay_capacity: int = 1_000_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, reason in _NOT_FOR_SAC.items():
+        for name, reason in _NOT_FOR_CRITICS.items():
             if getattr(self.model, name) not in (None, "none"):
                 raise ConfigError(
                     f"{typed(f'model.{name}', getattr(self.model, name))}: {reason}; leave it out"
                 )
+
+
+@dataclass(frozen=True)
+class SacConfig(SacLossConfig, CriticsRunConfig):
+    """Soft actor-critic: continuous control from a replay, with a learned temperature."""
+
+    algo: ClassVar[str] = "sac"
+
+
+@dataclass(frozen=True)
+class Td3Config(Td3LossConfig, CriticsRunConfig):
+    """TD3: continuous control from a replay, with a deterministic policy."""
+
+    algo: ClassVar[str] = "td3"
+    # Defaults that differ from those of the parts:
+    actor_interval: int = 2
 
 
 @dataclass(frozen=True)
@@ -283,11 +299,11 @@ class MarwilConfig(ImitationConfig, StoredRunConfig):
     algo: ClassVar[str] = "marwil"
 
 
-_NOT_FOR_SAC = {
-    "core": "sac learns from single transitions, and a recurrent core needs sequences",
-    "separate_critic": "the critics of sac are networks of their own",
+_NOT_FOR_CRITICS = {
+    "core": "sac and td3 learn from single transitions, and a recurrent core needs sequences",
+    "separate_critic": "the critics are networks of their own",
 }
-"""Settings of the model that do not apply to SAC, and why."""
+"""Settings of the model that do not apply to SAC and TD3, and why."""
 
 _NOT_FOR_RANKS = {
     "num_workers": "each of the --num-ranks ranks steps its own envs",
@@ -386,6 +402,7 @@ ALGOS: dict[str, type[AnyConfig]] = {
     "pqn": PqnConfig,
     "apex": ApexConfig,
     "sac": SacConfig,
+    "td3": Td3Config,
     "ddppo": DdppoConfig,
     "marwil": MarwilConfig,
 }

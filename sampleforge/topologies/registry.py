@@ -13,15 +13,16 @@ from sampleforge.algorithms.marwil.algorithm import MARWIL
 from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.algorithms.pqn.algorithm import PQN
 from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.config import ConfigError
 from sampleforge.env.user_function import import_user_module
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies import (
+    critics_defaults,
     dqn_defaults,
     marwil_defaults,
     ppo_defaults,
     pqn_defaults,
-    sac_defaults,
 )
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AnyConfig
@@ -94,7 +95,8 @@ _PAIRINGS = {
     "pqn": Pairing(PQN, SLOTS, pqn_defaults.resolve_defaults, pqn_defaults.reason),
     "ddppo": Pairing(PPO, RANKS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
     "apex": Pairing(DQN, REPLAY, dqn_defaults.resolve_defaults, dqn_defaults.reason),
-    "sac": Pairing(SAC, REPLAY, sac_defaults.resolve_defaults, sac_defaults.reason),
+    "sac": Pairing(SAC, REPLAY, critics_defaults.resolve_defaults, critics_defaults.reason),
+    "td3": Pairing(TD3, REPLAY, critics_defaults.resolve_defaults, critics_defaults.reason),
     "marwil": Pairing(MARWIL, STORED, marwil_defaults.resolve_defaults, marwil_defaults.reason),
 }
 

@@ -31,6 +31,15 @@ SMALL: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "updates_per_env_step": 0.125,
     },
+    "td3": {
+        "env": "Pendulum-v1",
+        "num_workers": 1,
+        "rollout": 16,
+        "learning_starts": 200,
+        "replay_capacity": 5_000,
+        "batch_size": 32,
+        "updates_per_env_step": 0.125,
+    },
     "marwil": {"batch_size": 64},
     "tests.support.outside:A2cConfig": {"batch_size": 256, "rollout": 32, "num_workers": 1},
     "tests.support.outside:SoftConfig": {

@@ -1,4 +1,4 @@
-"""Learners of soft actor-critic, and samples for them."""
+"""Learners of continuous control, and samples for them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
 from sampleforge.algorithms.averaging import Averaging, Local
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.sac.learner import SacLearner
+from sampleforge.algorithms.td3.algorithm import TD3
+from sampleforge.algorithms.td3.learner import Td3Learner
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
-from sampleforge.topologies.config import SacConfig
-from sampleforge.topologies.sac_defaults import resolve_defaults
+from sampleforge.topologies.config import SacConfig, Td3Config
+from sampleforge.topologies.critics_defaults import resolve_defaults
 
 SPEC = EnvSpec(
     "Code",
@@ -40,14 +42,35 @@ def sac_learner(
     share: Share = WHOLE,
 ) -> SacLearner:
     """A learner with weights from a fixed seed."""
+    learner = _learner(SAC, config, spec, averaging, share)
+    assert isinstance(learner, SacLearner)
+    return learner
+
+
+def td3_config(**more: Any) -> Td3Config:
+    """A config with resolved defaults, of small networks."""
+    chosen: dict[str, Any] = {"env": "Code", "model": ModelConfig(hidden_sizes=(8, 8))}
+    return resolve_defaults(Td3Config(**{**chosen, **more}), SPEC)
+
+
+def td3_learner(
+    config: Td3Config, averaging: Averaging | None = None, share: Share = WHOLE
+) -> Td3Learner:
+    """A learner with weights from a fixed seed."""
+    learner = _learner(TD3, config, SPEC, averaging, share)
+    assert isinstance(learner, Td3Learner)
+    return learner
+
+
+def _learner(
+    algorithm: Algorithm, config: Any, spec: EnvSpec, averaging: Averaging | None, share: Share
+) -> Any:
     with seeded(1):
-        network = SAC.new_network(config, spec)
+        network = algorithm.new_network(config, spec)
         place = LearnerPlace(
             spec, torch.device("cpu"), "fp32", 1, 2, averaging or Local(), None, share
         )
-        learner = SAC.new_learner(config, network, place)
-    assert isinstance(learner, SacLearner)
-    return learner
+        return algorithm.new_learner(config, network, place)
 
 
 def sample(rows: int = 16, seed: int = 0, **columns: Any) -> ReplaySample:

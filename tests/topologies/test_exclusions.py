@@ -36,6 +36,7 @@ REFUSED_ALONE = {
     "marwil": {"sampler_only", "benchmark"},
     "pqn": {"compile", "cuda_graphs"},
     "sac": {"model.core"},
+    "td3": {"model.core"},
 }
 """Fields that an algorithm refuses whatever else is given."""
 

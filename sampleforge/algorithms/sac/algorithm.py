@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.sac.acting import new_acting
+from sampleforge.algorithms.critics_learner import WriteWindows
 from sampleforge.algorithms.sac.learner import SAC_HYPERPARAMETERS, SacLearner
-from sampleforge.algorithms.windows import MakeWindows
+from sampleforge.algorithms.sampling import Stochastic
+from sampleforge.algorithms.uniform_first import no_extra_columns, uniform_first
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics
-from sampleforge.replay.config import ReplayConfig
-from sampleforge.replay.items import write_items
-from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 
@@ -31,30 +26,17 @@ def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> SacL
     return SacLearner(network, critics, config, place)
 
 
-@dataclass(frozen=True)
-class WriteWindows:
-    """Adds n-step windows to an actor's complete rollout, and the same first priority to each of
-    its transitions: an actor has no critics from which another would follow."""
-
-    config: ReplayConfig
-    weights: SharedWeights | None = None
-
-    def __call__(self, slots: TrajectorySlots, slot: int) -> None:
-        make = MakeWindows(self.config, slots.shape.drops_truncated)
-        reward = slots.reward[slot]
-        windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
-        write_items(slots, slot, windows, np.ones_like(reward))
-
-
-def _columns(config: Any) -> Mapping[str, str]:
-    return {}
+def _new_acting(
+    config: Any, network: ActorCritic, weights: SharedWeights, place: ActingPlace
+) -> Acting:
+    return uniform_first(config, network, weights, place, Stochastic(place.generator))
 
 
 SAC = Algorithm(
     new_network=_new_network,
     new_learner=_new_learner,
-    new_acting=new_acting,
-    columns=_columns,
+    new_acting=_new_acting,
+    columns=no_extra_columns,
     changeable=SAC_HYPERPARAMETERS,
     finish_rollout=WriteWindows,
 )

@@ -50,14 +50,6 @@ def soft_targets(
     return returns + discount * (values.amin(0) - temperature * log_prob)
 
 
-def critic_loss(values: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the sum over critics of the mean of (Q - target) ** 2 / 2 (eq. 5), [].
-
-    ``values`` [N, B], ``targets`` [B]; ``weights`` [B]: importance weights (None: all are 1)."""
-    squares = 0.5 * (values - targets).square()
-    return (squares if weights is None else squares * weights).mean(1).sum()
-
-
 def actor_loss(values: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     """Return the mean of temperature * log pi(a|s) - min_i Q_i(s, a) (eq. 9), []; ``values``
     [N, B], of actions a that are drawn from the policy."""

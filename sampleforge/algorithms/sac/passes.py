@@ -8,11 +8,10 @@ actions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from sampleforge.algorithms.critics_learner import Drawing
 from sampleforge.algorithms.sac.loss import Drawn, draw, soft_targets
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics
@@ -26,15 +25,6 @@ from sampleforge.models.mlp_passes import (
     is_trained,
 )
 from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD
-from sampleforge.replay.transitions import Transitions
-
-
-class Weighting(NamedTuple):
-    """What a sample is weighted with: the ``temperature`` [], and the importance weights [B] (None:
-    all are 1)."""
-
-    temperature: Tensor
-    importance: Tensor | None
 
 
 class CriticPasses:
@@ -83,15 +73,15 @@ class SacPasses:
 
     @torch.no_grad()
     def gradients(
-        self, batch: Transitions, actions: Tensor, noise: Tensor, weighting: Weighting, acts: bool
+        self, drawing: Drawing, actions: Tensor, alpha: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Set the gradients of the critics, and if it ``acts`` those of the policy; return the
-        metrics, the errors [B] and the log-probabilities [B] of the actions drawn at ``batch.obs``
-        (without `acts` empty).
+        """Set the gradients of the critics, and if the drawing ``acts`` those of the policy; return
+        the metrics, the errors [B] and the log-probabilities [B] of the actions that were drawn at
+        the observations (empty, if it does not act).
 
-        ``actions`` [B, A]: those taken, in units of their bounds; ``noise`` [2, B, A]: of the
-        targets, and of the policy's loss."""
-        rows, alpha = len(actions), weighting.temperature
+        ``actions`` [B, A]: those taken, in units of their bounds; ``alpha`` []: the temperature."""
+        batch, noise, weights, _, acts = drawing
+        rows = len(actions)
         now, later = self._inputs(batch.obs), self._inputs(batch.next_obs)
         x = torch.cat((now, later)) if acts else later
         features = self._trunk.forward(x)
@@ -101,12 +91,12 @@ class SacPasses:
         targets = soft_targets(batch.returns, batch.discount, values, after.log_prob, alpha)
         joined = torch.cat((now, actions), 1)
         if not acts:
-            metrics, errors = self._of_critics(self._critics.forward(joined), targets, weighting)
+            metrics, errors = self._of_critics(self._critics.forward(joined), targets, weights)
             return metrics, errors, targets[:0]
         drawn = draw(parameters[:rows], noise[1])
         both = torch.cat((joined, torch.cat((now, drawn.actions), 1)))
         values = self._critics.forward(both)
-        metrics, errors = self._of_critics(values[:, :rows], targets, weighting)
+        metrics, errors = self._of_critics(values[:, :rows], targets, weights)
         own = values[:, rows:]
         least = own.amin(0)
         which = (own == least).float()
@@ -120,11 +110,11 @@ class SacPasses:
         return metrics, errors, drawn.log_prob
 
     def _of_critics(
-        self, values: Tensor, targets: Tensor, weighting: Weighting
+        self, values: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Set the gradients of the critics; return metrics and errors [B]."""
         errors = values - targets
-        weighted = errors if weighting.importance is None else errors * weighting.importance
+        weighted = errors if weights is None else errors * weights
         by_values = weighted / len(targets)
         self._critics.backward(by_values)
         size = errors.abs().mean(0)

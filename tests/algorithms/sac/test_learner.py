@@ -50,7 +50,7 @@ def test_a_bandit_is_solved_by_the_boltzmann_policy_of_the_asked_entropy() -> No
     is that which was asked for."""
     wanted = 2 * (0.5 * math.log(2 * math.pi * math.e) + math.log(0.1))
     learner = bandit(wanted, 3000)
-    parameters = learner._parameters({"obs": torch.zeros(20_000, 3)}).detach()
+    parameters = learner._parameters(learner.model, {"obs": torch.zeros(20_000, 3)}).detach()
     drawn = draw(parameters, torch.randn(20_000, 2)).actions
     torch.testing.assert_close(drawn.mean(0), torch.tensor([0.3, -0.5]), rtol=0, atol=0.02)
     torch.testing.assert_close(drawn.std(0), torch.tensor([0.1, 0.1]), rtol=0.05, atol=0)

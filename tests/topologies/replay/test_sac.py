@@ -17,9 +17,9 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.spec import EnvSpec, action_specs
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import SacConfig
+from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.replay.plan import ReplayPlan
-from sampleforge.topologies.sac_defaults import resolve_defaults
 from tests.support.apex_graphs import learner_worker, limiter_of, serial_rounds, with_learner
 from tests.support.box_code import BOX_CODE, CheckingSacMaker
 from tests.support.graphs import one_policy, running, spec_of
@@ -120,7 +120,7 @@ def test_several_box_leaves_of_any_rank_are_learned() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"model": ModelConfig(core="gru")}, "--model.core gru: sac learns from single"),
+        ({"model": ModelConfig(core="gru")}, "--model.core gru: sac and td3 learn from single"),
         ({"model": ModelConfig(separate_critic=True)}, "networks of their own"),
         ({"samples_per_insert": 8.0}, "use --updates-per-env-step"),
     ],

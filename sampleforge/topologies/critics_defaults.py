@@ -1,17 +1,18 @@
-"""The defaults of SAC that depend on the environment."""
+"""The defaults of SAC and TD3 that depend on the environment."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from sampleforge.encoding import check_leaves
 from sampleforge.models.critics import check_bounded_boxes
 from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import SacConfig
+from sampleforge.topologies.config import CriticsRunConfig, SacConfig
 from sampleforge.topologies.replay.plan import ReplayPlan
 
+Config = TypeVar("Config", bound=CriticsRunConfig)
 _DEFAULTS: dict[str, Any] = {
     "batch_size": 256,
     "learning_starts": 5000,
@@ -34,7 +35,7 @@ _OF_MODEL: dict[str, Any] = {
 }
 
 
-def resolve_defaults(config: SacConfig, spec: EnvSpec) -> SacConfig:
+def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     """Return ``config`` with its unset fields resolved. Raises ConfigError if the actions are not
     bounded Box actions."""
     check_leaves(config.model.encode, spec)
@@ -44,21 +45,23 @@ def resolve_defaults(config: SacConfig, spec: EnvSpec) -> SacConfig:
         unset["num_envs_per_worker"] = max(1, unset["num_envs_per_worker"] // spec.num_agents)
     if "learning_starts" in unset:
         unset["learning_starts"] = min(config.replay_capacity, unset["learning_starts"])
-    if config.target_entropy is None:
+    if isinstance(config, SacConfig) and config.target_entropy is None:
         unset["target_entropy"] = -float(action_layout(spec.actions).num_boxes)
     model = config.model
     missing = {n: v for n, v in _OF_MODEL.items() if getattr(model, n) in (None, "auto")}
-    # Squashed actions whose spread depends on the state are part of the algorithm.
-    model = dataclasses.replace(model, **missing, squash_actions=True, action_std="state")
+    # Squashed actions are part of the algorithm, and SAC's spread depends on the state.
+    std: Literal["state", "learned"] = "state" if isinstance(config, SacConfig) else "learned"
+    model = dataclasses.replace(model, **missing, squash_actions=True, action_std=std)
     config = dataclasses.replace(config, **unset, model=model)
     return dataclasses.replace(config, samples_per_insert=config.samples_of_updates)
 
 
-def reason(config: SacConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
+def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
     """Return a line with the updates per env step and the start of learning; ``config`` is
     resolved."""
+    more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SacConfig) else ""
     return (
         f"{config.updates_per_env_step:g} update(s) of {config.batch_size} transitions per env "
         f"step, uniform actions and no learning before {plan.learning_starts:,} transitions, "
-        f"learning rate {config.learning_rate:g}, entropy held at {config.target_entropy:g}"
+        f"learning rate {config.learning_rate:g}{more}"
     )

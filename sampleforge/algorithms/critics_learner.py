@@ -1,0 +1,224 @@
+"""What the learners of continuous control from a replay have in common: a policy, and critics."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
+from sampleforge.algorithms.learning import GradientLearner, Update, to_floats
+from sampleforge.algorithms.precision import autocast
+from sampleforge.algorithms.windows import MakeWindows
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.critics import Critics, unit_actions
+from sampleforge.replay.config import ReplayConfig
+from sampleforge.replay.importance import importance_weights
+from sampleforge.replay.items import write_items
+from sampleforge.replay.sample_batches import ReplaySample
+from sampleforge.replay.transitions import Transitions
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.weights import SharedWeights
+
+Config = TypeVar("Config", bound=CriticsConfig)
+HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "target_rate")
+"""Those that can change during the training. The discount is not among them, because the n-step
+returns of stored experience depend on it."""
+
+
+class Drawing(NamedTuple):
+    """A sample from which gradients are computed. ``acts``: the policy is updated as well."""
+
+    batch: Transitions
+    noise: Tensor
+    """[2, B, A], standard normal: of the targets, and of the policy's loss."""
+    weights: Tensor | None
+    """[B], the importance weights; None: items are drawn uniformly."""
+    share: Tensor
+    """This learner's part of the whole batch, float64 []."""
+    acts: bool
+
+
+class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
+    """The policy (``model``), critics and target critics, each with Adam.
+
+    See `GradientLearner`. The gradients of an update are all taken at the weights before it. The
+    noise of an update follows from the place's ``noise_seed`` and ``version``. ``others``: further
+    networks of the learner. A subclass says what the critics learn (`_targets`) and what the policy
+    does (`_differentiate_actor`).
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        critics: Critics,
+        config: Config,
+        place: LearnerPlace,
+        changeable: tuple[str, ...] = HYPERPARAMETERS,
+        others: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        self.critics = critics
+        self.target = copy.deepcopy(critics).requires_grad_(False)
+        super().__init__(
+            model,
+            config,
+            changeable,
+            device=place.device,
+            precision=place.precision,
+            averaging=place.averaging,
+            others={"critics": critics, "target": self.target, **(others or {})},
+        )
+        self._seed, self._share = place.noise_seed, place.share
+        self._generator = torch.Generator(place.device)
+        self._of_actor = self._add_optimiser("actor_optimiser", model, self._adam)
+        self._of_critics = self._add_optimiser("critic_optimiser", critics, self._adam)
+        self._averaged = flat_data(self.target, critics)
+
+    def _adam(self, flat: FlatParameters) -> Optimiser:
+        return Adam(flat, (0.9, 0.999), self._config.adam_eps)
+
+    def update(self, batch: ReplaySample, progress: float) -> Update:
+        """Learn from one sample, or from this learner's part of it.
+
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
+        schedule. A step whose gradient is not finite is skipped and counted. The errors are the
+        mean absolute TD errors of the critics; there are none if items are drawn uniformly."""
+        for seen in batch.seen:
+            self._count_observations(seen)
+        self._check_frozen()
+        drawing = self._drawing(batch)
+        metrics, errors = self._gradients(drawing)
+        scalars = to_floats(metrics)
+        finite = all(math.isfinite(scalars[n]) for n in scalars if n.endswith("grad_norm"))
+        taken = self._moved(drawing.acts)
+        scalars |= {**self._step_unless(not finite, progress, taken), "beta": batch.beta}
+        if not finite:
+            return Update(scalars, batch.trained)
+        self._average_targets(drawing.acts)
+        if drawing.weights is None:
+            return Update(scalars, batch.trained)
+        return Update(scalars, batch.trained, errors.cpu().numpy().astype(np.float32))
+
+    def _drawing(self, sample: ReplaySample) -> Drawing:
+        """Return what an update computes with."""
+        items, config = sample.items, self._config
+        assert isinstance(items, Transitions), "the config refuses a recurrent core"
+        batch = items.to(self._device)
+        weights, share = importance_weights(
+            batch.scaled_probability, sample.beta, batch.count, self._gather
+        )
+        return Drawing(
+            batch,
+            self._new_noise(len(batch.returns)),
+            weights if config.priority_exponent else None,
+            share,
+            self.version % config.actor_interval == 0,
+        )
+
+    def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
+        """Return the optimisers that take a step in an update."""
+        return (self._of_critics, self._of_actor) if acts else (self._of_critics,)
+
+    def _gradients(self, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
+        """Compute the gradients of all losses; return the metrics, and the errors [B]."""
+        batch = drawing.batch
+        targets = self._targets(batch, drawing.noise[0])
+        with autocast(self._device, self._precision):
+            features = self.critics.features(self._normalised(batch.obs))
+            metrics: dict[str, Tensor] = {}
+            if drawing.acts:
+                metrics |= self._differentiate_actor(drawing, features)
+                metrics["grad_norm"] = self._clip_gradient(self._of_actor)
+            values = self.critics(features, unit_actions(self.critics.layout, batch.actions))
+        values = values.float()
+        loss = critic_loss(values, targets, drawing.weights)
+        errors = (values.detach() - targets).abs().mean(0)
+        found = {
+            "loss": loss.detach(),
+            "q_mean": values.detach().mean(),
+            "td_error_mean": errors.mean(),
+        }
+        metrics |= self.averaging.backward(self._of_critics.flat, loss, found, drawing.share)
+        metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
+        return metrics, errors
+
+    def _targets(self, batch: Transitions, noise: Tensor) -> Tensor:
+        """Return the targets [B] of the critics, without gradient."""
+        raise NotImplementedError
+
+    def _differentiate_actor(self, drawing: Drawing, features: Tensor) -> dict[str, Tensor]:
+        """Compute the gradients of the policy's loss, given the critics' ``features`` [B, F] of the
+        observations; return the metrics."""
+        raise NotImplementedError
+
+    def _parameters(self, model: ActorCritic, obs: Mapping[str, Tensor]) -> Tensor:
+        """Return the parameters [B, 2A] of a policy for observation leaves [B, ...]."""
+        some = next(iter(obs.values()))
+        state = some.new_empty(len(some), 0, dtype=torch.float32)
+        return model.policy_step(obs, state, some.new_zeros(len(some)).bool())[0]
+
+    def _normalised(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        normaliser = self.model.normaliser
+        return obs if normaliser is None else dict(normaliser(obs))
+
+    def _new_noise(self, rows: int) -> Tensor:
+        """Return the noise of an update: this learner's part of what one learner would draw for the
+        whole batch."""
+        self._generator.manual_seed(self._seed + self.version)
+        shape = 2, self._share.learners, rows, self.critics.layout.num_boxes
+        drawn = torch.empty(shape, device=self._device).normal_(generator=self._generator)
+        return drawn[:, self._share.learner]
+
+    def _average_targets(self, acts: bool) -> None:
+        """Move the target critics towards the critics, after an update that moved the policy or
+        not."""
+        self._move_towards(self._averaged, self._of_critics)
+
+    @torch.no_grad()
+    def _move_towards(self, data: list[Tensor], source: Optimiser) -> None:
+        """Move the ``data`` of a target network by ``target_rate`` of the way to its source."""
+        own = [chunk.data for chunk in source.flat.chunks]
+        torch._foreach_lerp_(data, own, self._config.target_rate)
+
+    def reseed(self, seed: int) -> None:
+        """Seed the noise of the updates anew."""
+        self._seed = seed
+
+
+def flat_data(target: nn.Module, network: nn.Module) -> list[Tensor]:
+    """Return the parameters of a ``target`` network that are trained in ``network``, as flat
+    tensors, which they are views of from now on."""
+    pairs = zip(target.parameters(), network.parameters(), strict=True)
+    flat = FlatParameters(own for own, source in pairs if source.requires_grad)
+    return [chunk.data for chunk in flat.chunks]
+
+
+def critic_loss(values: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the sum over critics of the mean of (Q - target) ** 2 / 2, [].
+
+    ``values`` [N, B], ``targets`` [B]; ``weights`` [B]: importance weights (None: all are 1)."""
+    squares = 0.5 * (values - targets).square()
+    return (squares if weights is None else squares * weights).mean(1).sum()
+
+
+@dataclass(frozen=True)
+class WriteWindows:
+    """Adds n-step windows to an actor's complete rollout, and the same first priority to each of
+    its transitions: an actor has no critics from which another would follow."""
+
+    config: ReplayConfig
+    weights: SharedWeights | None = None
+
+    def __call__(self, slots: TrajectorySlots, slot: int) -> None:
+        make = MakeWindows(self.config, slots.shape.drops_truncated)
+        reward = slots.reward[slot]
+        windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
+        write_items(slots, slot, windows, np.ones_like(reward))

@@ -1,0 +1,68 @@
+"""The learner of TD3, as an object without a process: a sample in, metrics and errors out."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.critics_learner import (
+    HYPERPARAMETERS,
+    CriticsLearner,
+    Drawing,
+    flat_data,
+)
+from sampleforge.algorithms.precision import autocast
+from sampleforge.algorithms.td3.config import Td3LossConfig
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.critics import Critics
+from sampleforge.replay.transitions import Transitions
+
+TD3_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_noise", "target_noise_clip")
+
+
+class Td3Learner(CriticsLearner[Td3LossConfig]):
+    """`CriticsLearner` of a deterministic policy, with a target policy.
+
+    Targets are returns + discount * min_i Q_i(s', a'), where a' is the target policy's action with
+    clipped noise (eq. 14 of the paper); the policy ascends the value of the first critic (eq. 12);
+    the target networks move when the policy does (algorithm 1)."""
+
+    def __init__(
+        self, model: ActorCritic, critics: Critics, config: Td3LossConfig, place: LearnerPlace
+    ) -> None:
+        self.target_actor = copy.deepcopy(model).requires_grad_(False)
+        others = {"target_actor": self.target_actor}
+        super().__init__(model, critics, config, place, TD3_HYPERPARAMETERS, others)
+        self.target_actor.normaliser = model.normaliser
+        self._averaged_actor = flat_data(self.target_actor, model)
+
+    @torch.no_grad()
+    def _targets(self, batch: Transitions, noise: Tensor) -> Tensor:
+        clip = self._config.target_noise_clip
+        with autocast(self._device, self._precision):
+            actions = self._actions(self.target_actor, batch)
+            actions = actions + (noise * self._config.target_noise).clamp(-clip, clip)
+            features = self.target.features(self._normalised(batch.next_obs))
+            values = self.target(features, actions.clamp(-1.0, 1.0)).float()
+        targets: Tensor = batch.returns + batch.discount * values.amin(0)
+        return targets
+
+    def _differentiate_actor(self, drawing: Drawing, features: Tensor) -> dict[str, Tensor]:
+        mean = self._parameters(self.model, drawing.batch.obs).chunk(2, -1)[0]
+        loss = -self.critics(features.detach(), mean.tanh()).float()[0].mean()
+        found = {"actor_loss": loss.detach()}
+        return self.averaging.backward(self._of_actor.flat, loss, found, drawing.share)
+
+    def _actions(self, actor: ActorCritic, batch: Transitions) -> Tensor:
+        """Return the actions [B, A] of a policy at the next observations, in units of their
+        bounds."""
+        mean: Tensor = self._parameters(actor, batch.next_obs).chunk(2, -1)[0]
+        return mean.tanh()
+
+    def _average_targets(self, acts: bool) -> None:
+        if acts:
+            super()._average_targets(acts)
+            self._move_towards(self._averaged_actor, self._of_actor)
