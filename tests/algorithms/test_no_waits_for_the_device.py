@@ -97,7 +97,7 @@ def test_updates_and_acting_do_not_wait_for_the_device(
     learning = watch(monkeypatch, PpoLearner, "update")
     acting = watch(monkeypatch, Acting, "act")
     chosen = config(**more, inference="worker")  # as on a device
-    assert chosen.model.normalise_observations and chosen.normalise_returns
+    assert chosen.model.normalise_observations is not False and chosen.normalise_returns
     list(updates(chosen, 3))
     assert len(learning) == 3 and len(acting) > 20
     assert set(learning + acting) == {"nothing"}

@@ -161,7 +161,7 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
         (
             "train ddppo --num-policies 2",
-            "--num-policies is a flag of appo, pqn and apex; ddppo trains one policy",
+            "--num-policies is a flag of appo, pqn, apex, sac and td3; ddppo trains one policy",
         ),
         ("train appo --env X --resume must", "--resume must: there is no --run-dir"),
         (

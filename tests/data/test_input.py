@@ -217,8 +217,7 @@ def test_a_dataset_makes_no_environment(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gym, "make", lambda *_, **__: pytest.fail("an environment was made"))
     path = folder / "data" / "metadata.json"
     metadata = json.loads(path.read_text())
-    spec = gym.spec("CartPole-v1")
-    spec.entry_point = "tests.support.offline:seen"
+    spec = dataclasses.replace(gym.spec("CartPole-v1"), entry_point="tests.support.offline:seen")
     path.write_text(json.dumps({**metadata, "env_spec": spec.to_json()}))
     assert open_dataset(folder).num_episodes > 10
     del metadata["observation_space"]

@@ -16,7 +16,12 @@ FORMAT = 1
 """Number of the form in which a run is stored: its config, its checkpoints and all else in its
 folder. It is increased when this version could not go on with a run of the version before it."""
 
-FORMER_DEFAULTS = {"lr_schedule": "constant", "model.layer_norm": False}
+FORMER_DEFAULTS = {
+    "lr_schedule": "constant",
+    "model.layer_norm": False,
+    "model.normalise_observations": True,
+    "model.hidden_sizes": [64, 64],
+}
 """Fields whose default is None now, and the value that it was, which None still stands for in the
 algorithms that there were."""
 
