@@ -231,6 +231,7 @@ def take_environment(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # read from the environment again
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
 
 
 def set_title(words: Sequence[str]) -> None:
