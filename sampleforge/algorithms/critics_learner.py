@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
 
 Config = TypeVar("Config", bound=CriticsConfig)
 HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "target_rate")
@@ -191,6 +192,11 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
     def reseed(self, seed: int) -> None:
         """Seed the noise of the updates anew."""
         self._seed = seed
+
+
+def new_critics(config: Any, spec: EnvSpec) -> Critics:
+    """Return the critics of a run with their initial weights, from torch's global generator."""
+    return Critics(config.model, spec.observations, spec.actions, config.num_critics)
 
 
 def flat_data(target: nn.Module, network: nn.Module) -> list[Tensor]:

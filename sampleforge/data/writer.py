@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from sampleforge.config import ConfigError
@@ -37,6 +38,7 @@ from sampleforge.data.hdf5_episodes import Hdf5Files
 from sampleforge.data.hdf5_group import Hdf5Group
 from sampleforge.env.adapter import ActionAdapter, offset
 from sampleforge.env.spec_json import spec_to_plain
+from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, leaves
 
 Compression = Literal["none", "lzf", "gzip"]
@@ -355,13 +357,29 @@ class DatasetWriter:
             infos[f"{fields.POLICY_ACTION}/{name}"] = slots[name]
         if "parameters" in steps:
             infos[fields.PARAMETERS] = steps["parameters"]
-            infos[fields.LOG_PROB] = _log_prob(steps)
+            infos[fields.LOG_PROB] = self._log_prob(steps)
             infos[fields.INDEPENDENT] = steps["independent"]
         for name, frames in episode.frames_before.items():
             infos[f"{fields.FRAMES_BEFORE}/{name}"] = frames
         if self._form.several_policies:
             infos[fields.POLICY] = episode.policy
         return {**arrays, **{f"infos/{name}": column for name, column in infos.items()}}
+
+    def _log_prob(self, steps: Mapping[str, Any]) -> Any:
+        """Return the log-probabilities [T] of the actions. Without a column of their own they
+        follow from the parameters; those of an epsilon-greedy policy are log-probabilities
+        [T, A]."""
+        if "log_prob" in steps:
+            return steps["log_prob"]
+        if not self._boxes:
+            actions = steps[f"action/{ACTION}"]
+            return np.take_along_axis(steps["parameters"], actions[:, None], 1)[:, 0]
+        taken = {n: torch.from_numpy(steps[f"action/{n}"]) for n in self._spec.actions}
+        parameters = torch.from_numpy(steps["parameters"])
+        distribution = ActionDistribution(
+            self._spec.actions, parameters, squash=self._form.squashed
+        )
+        return distribution.log_prob(taken).numpy()
 
     def _observation(self, name: str, column: Any) -> Any:
         """Return an observation leaf as its space has it: with its offset, and a mask as integers;
@@ -375,15 +393,6 @@ class DatasetWriter:
 
 _FORMAT = {"libver": ("v110", "v110")}
 """Of HDF5: faster groups and links than those of its first version."""
-
-
-def _log_prob(steps: Mapping[str, Any]) -> Any:
-    """Return the log-probabilities [T] of the actions. Without a column of their own, parameters
-    are log-probabilities [T, A] of a discrete action, as those of an epsilon-greedy policy."""
-    if "log_prob" in steps:
-        return steps["log_prob"]
-    actions = steps[f"action/{ACTION}"]
-    return np.take_along_axis(steps["parameters"], actions[:, None], 1)[:, 0]
 
 
 def frame_space(spec: EnvSpec, space: gym.Space[Any]) -> gym.Space[Any]:

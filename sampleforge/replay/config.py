@@ -28,10 +28,10 @@ class ReplayConfig(Checked):
     """Number of processes among which the replay is divided."""
     learning_starts: int | None = None
     """Transitions in the replay before learning begins, also after a resume (default: 50000 for
-    images, else 1000)."""
+    images, else 1000; with sac and td3 5000)."""
     priority_alpha: float | None = None
     """Transitions are drawn in proportion to priority ** alpha; 0: uniformly (default: 0.6, or 0.9
-    for images with a recurrent core)."""
+    for images with a recurrent core; with sac and td3 0)."""
     priority_beta: float | None = None
     """Exponent of the importance weights that make up for the priorities; 1: entirely (default:
     0.4, or 0.6 for images with a recurrent core)."""

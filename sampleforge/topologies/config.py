@@ -268,14 +268,14 @@ class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
 
 
 @dataclass(frozen=True)
-class SacConfig(SacLossConfig, CriticsRunConfig):
+class SacConfig(CriticsRunConfig, SacLossConfig):
     """Soft actor-critic: continuous control from a replay, with a learned temperature."""
 
     algo: ClassVar[str] = "sac"
 
 
 @dataclass(frozen=True)
-class Td3Config(Td3LossConfig, CriticsRunConfig):
+class Td3Config(CriticsRunConfig, Td3LossConfig):
     """TD3: continuous control from a replay, with a deterministic policy."""
 
     algo: ClassVar[str] = "td3"

@@ -6,12 +6,11 @@ from typing import Any
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.critics_learner import WriteWindows
+from sampleforge.algorithms.critics_learner import WriteWindows, new_critics
 from sampleforge.algorithms.sac.learner import SAC_HYPERPARAMETERS, SacLearner
 from sampleforge.algorithms.sampling import Stochastic
 from sampleforge.algorithms.uniform_first import no_extra_columns, uniform_first
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.critics import Critics
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 
@@ -21,9 +20,7 @@ def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
 
 
 def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> SacLearner:
-    spec = place.spec
-    critics = Critics(config.model, spec.observations, spec.actions, config.num_critics)
-    return SacLearner(network, critics, config, place)
+    return SacLearner(network, new_critics(config, place.spec), config, place)
 
 
 def _new_acting(

@@ -9,12 +9,12 @@ import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.critics_learner import WriteWindows
+from sampleforge.algorithms.critics_learner import WriteWindows, new_critics
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.algorithms.td3.learner import TD3_HYPERPARAMETERS, Td3Learner
 from sampleforge.algorithms.uniform_first import box_leaves, no_extra_columns, uniform_first
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.critics import Critics, unit_actions
+from sampleforge.models.critics import unit_actions
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, bounds_of
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
@@ -59,9 +59,7 @@ def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
 
 
 def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> Td3Learner:
-    spec = place.spec
-    critics = Critics(config.model, spec.observations, spec.actions, config.num_critics)
-    return Td3Learner(network, critics, config, place)
+    return Td3Learner(network, new_critics(config, place.spec), config, place)
 
 
 def _new_acting(

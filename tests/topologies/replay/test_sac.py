@@ -16,7 +16,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.spec import EnvSpec, action_specs
 from sampleforge.topologies.builders import ResumePoint
-from sampleforge.topologies.config import SacConfig
+from sampleforge.topologies.config import SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.replay.plan import ReplayPlan
@@ -128,6 +128,11 @@ def test_several_box_leaves_of_any_rank_are_learned() -> None:
 def test_settings_that_cannot_take_effect_are_refused(more: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SacConfig(env="Code", **more)
+
+
+@pytest.mark.parametrize("config", [SacConfig(env="Code"), Td3Config(env="Code")])
+def test_the_replay_is_smaller_than_that_of_q_learning_and_rollouts_shorter(config: Any) -> None:
+    assert (config.replay_capacity, config.rollout) == (1_000_000, 16)
 
 
 @pytest.mark.parametrize("updates", [0.25, 2.0])
