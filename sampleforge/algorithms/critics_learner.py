@@ -21,7 +21,7 @@ from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.replay.config import ReplayConfig
-from sampleforge.replay.importance import importance_weights
+from sampleforge.replay.importance import importance_weights, share_of
 from sampleforge.replay.items import write_items
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
@@ -113,13 +113,17 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         items, config = sample.items, self._config
         assert isinstance(items, Transitions), "the config refuses a recurrent core"
         batch = items.to(self._device)
-        weights, share = importance_weights(
-            batch.scaled_probability, sample.beta, batch.count, self._gather
-        )
+        weights: Tensor | None = None
+        if config.priority_exponent:
+            weights, share = importance_weights(
+                batch.scaled_probability, sample.beta, batch.count, self._gather
+            )
+        else:
+            share = share_of(batch.count, self._gather)
         return Drawing(
             batch,
             self._new_noise(len(batch.returns)),
-            weights if config.priority_exponent else None,
+            weights,
             share,
             self.version % config.actor_interval == 0,
         )

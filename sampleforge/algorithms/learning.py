@@ -242,7 +242,7 @@ def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return all metrics as floats, copied to the CPU at once. The moments of `value_moments`, if
     they are among them, become ``explained_variance``; it is left out where the targets do not
     vary."""
-    copied = torch.stack([m.detach().double() for m in metrics.values()]).tolist()
+    copied = torch.stack([m.detach() for m in metrics.values()]).tolist()
     floats = dict(zip(metrics, copied, strict=True))
     if MOMENTS[0] in floats:
         explained = explained_variance({name: floats.pop(name) for name in MOMENTS})

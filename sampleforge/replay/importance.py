@@ -28,3 +28,12 @@ def importance_weights(
     own = torch.stack((largest, count().to(weights.dtype)))
     every_largest, counts = gather(own).unbind(1)
     return (weights / every_largest.max()).float(), own[1] / counts.sum().clamp(min=1.0)
+
+
+def share_of(count: Callable[[], torch.Tensor], gather: Gather = alone) -> torch.Tensor:
+    """Return this learner's fraction of ``count`` (`importance_weights`), for a sample that was
+    drawn uniformly, float64 []."""
+    if gather is alone:
+        return torch.ones((), dtype=torch.float64)
+    own = count().double()
+    return own / gather(own[None]).sum().clamp(min=1.0)

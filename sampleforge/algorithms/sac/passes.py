@@ -1,9 +1,8 @@
 """The gradients of soft actor-critic by hand: each matrix product once, and no others.
 
-Policy and critics are MLPs of one vector (`passes_of`). The policy sees observations and next
-observations in one pass, the critics the actions that were taken and those that are drawn for the
-policy's loss. Of the first, the gradient by the weights is needed, of the second only that by the
-actions.
+Policy and critics are MLPs of one vector (`passes_of`). Each network is passed backward right after
+its forward pass, while its layers' outputs are near. Of the actions that are drawn for the policy's
+loss, only the gradient by them is needed, and only through the critic that gives the least value.
 """
 
 from __future__ import annotations
@@ -28,38 +27,31 @@ from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD
 
 
 class CriticPasses:
-    """The passes of each of the critics."""
+    """The passes of one of several critics, that with the index ``number``."""
 
-    def __init__(self, critics: Critics) -> None:
-        *hidden, head = critics.layers
-        self._hidden = [
-            DensePasses([_part(layer, i) for layer in hidden], critics.act)
-            for i in range(critics.count)
-        ]
-        self._heads = [Layer(*_part(head, i)) for i in range(critics.count)]
-        self._features: list[Tensor] = []
+    def __init__(self, critics: Critics, number: int) -> None:
+        *hidden, head = (_part(layer, number) for layer in critics.layers)
+        self._hidden, self._head = DensePasses(hidden, critics.act), Layer(*head)
+        self._features: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the values [N, B] of ``x`` [B, F + A], features beside actions."""
-        self._features = [passes.forward(x) for passes in self._hidden]
-        heads = zip(self._heads, self._features, strict=True)
-        return torch.cat([torch.addmm(h.bias, f, h.transposed).t() for h, f in heads])
+        """Return the values [B] of ``x`` [B, F + A], features beside actions."""
+        self._features = self._hidden.forward(x)
+        return torch.addmm(self._head.bias, self._features, self._head.transposed).squeeze(1)
 
     def backward(self, by_values: Tensor) -> None:
-        """Set the gradients of the weights, given those of the values of the first rows [N, M]."""
-        count = by_values.shape[1]
-        for i, (passes, head) in enumerate(zip(self._hidden, self._heads, strict=True)):
-            by_output = by_values[i].unsqueeze(1)
-            head.set_gradients(by_output, self._features[i][:count])
-            passes.backward(torch.mm(by_output, head.weight))
+        """Set the gradients of the weights, given those of the last values [B]."""
+        assert self._features is not None
+        by_output = by_values.unsqueeze(1)
+        self._head.set_gradients(by_output, self._features)
+        self._hidden.backward(torch.mm(by_output, self._head.weight))
 
-    def by_inputs(self, by_values: Tensor) -> Tensor:
-        """Return the gradient of the last inputs [M, F + A], given those of their values [N, M]."""
-        parts = [
-            passes.input_gradient(torch.mm(by_values[i].unsqueeze(1), head.weight))
-            for i, (passes, head) in enumerate(zip(self._hidden, self._heads, strict=True))
-        ]
-        return sum(parts[1:], parts[0])
+    def add_input_gradient(self, by_values: Tensor, columns: slice, result: Tensor) -> None:
+        """Add to ``result`` [B, ...] the gradient of the ``columns`` of the last inputs, given
+        those of the values [B]. No product is made for a value whose gradient is 0."""
+        rows = by_values.nonzero().squeeze(1)
+        by_output = torch.mm(by_values.index_select(0, rows).unsqueeze(1), self._head.weight)
+        result.index_add_(0, rows, self._hidden.input_gradient(by_output, rows, columns))
 
 
 class SacPasses:
@@ -69,7 +61,8 @@ class SacPasses:
         self._inputs = VectorInputs(model.normaliser, model.actor)
         self._trunk = dense_passes(model.actor)
         self._head = Layer(model.policy_weight, model.policy_bias)
-        self._critics, self._target = CriticPasses(critics), CriticPasses(target)
+        self._critics = [CriticPasses(critics, i) for i in range(critics.count)]
+        self._targets = [CriticPasses(target, i) for i in range(critics.count)]
 
     @torch.no_grad()
     def gradients(
@@ -81,49 +74,63 @@ class SacPasses:
 
         ``actions`` [B, A]: those taken, in units of their bounds; ``alpha`` []: the temperature."""
         batch, noise, weights, _, acts = drawing
-        rows = len(actions)
         now, later = self._inputs(batch.obs), self._inputs(batch.next_obs)
-        x = torch.cat((now, later)) if acts else later
-        features = self._trunk.forward(x)
-        parameters = torch.addmm(self._head.bias, features, self._head.transposed)
-        after = draw(parameters[-rows:], noise[0])
-        values = self._target.forward(torch.cat((later, after.actions), 1))
-        targets = soft_targets(batch.returns, batch.discount, values, after.log_prob, alpha)
-        joined = torch.cat((now, actions), 1)
+        drawn = draw(self._policy(later)[1], noise[0])
+        x = torch.cat((later, drawn.actions), 1)
+        values = torch.stack([target.forward(x) for target in self._targets])
+        targets = soft_targets(batch.returns, batch.discount, values, drawn.log_prob, alpha)
+        metrics, errors = self._of_critics(torch.cat((now, actions), 1), targets, weights)
         if not acts:
-            metrics, errors = self._of_critics(self._critics.forward(joined), targets, weights)
             return metrics, errors, targets[:0]
-        drawn = draw(parameters[:rows], noise[1])
-        both = torch.cat((joined, torch.cat((now, drawn.actions), 1)))
-        values = self._critics.forward(both)
-        metrics, errors = self._of_critics(values[:, :rows], targets, weights)
-        own = values[:, rows:]
-        least = own.amin(0)
-        which = (own == least).float()
-        by_least = which / (-rows * which.sum(0))
-        by_actions = self._critics.by_inputs(by_least)[:, -actions.shape[1] :]
-        by_parameters = self._by_parameters(parameters[:rows], noise[1], drawn, by_actions, alpha)
-        self._head.set_gradients(by_parameters, features[:rows])
+        features, parameters = self._policy(now)
+        drawn = draw(parameters, noise[1])
+        least, by_actions = self._of_actions(now, drawn.actions)
+        by_parameters = self._by_parameters(parameters, noise[1], drawn, by_actions, alpha)
+        self._head.set_gradients(by_parameters, features)
         self._trunk.backward(torch.mm(by_parameters, self._head.weight))
         metrics["actor_loss"] = (alpha * drawn.log_prob - least).mean()
         metrics["entropy"] = -drawn.log_prob.mean()
         return metrics, errors, drawn.log_prob
 
+    def _policy(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, F] and the parameters [B, 2A] of the policy."""
+        features, head = self._trunk.forward(x), self._head
+        # Of so few outputs, this order takes half the time.
+        return features, torch.addmm(head.bias[:, None], head.weight, features.t()).t()
+
     def _of_critics(
-        self, values: Tensor, targets: Tensor, weights: Tensor | None
+        self, x: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Set the gradients of the critics; return metrics and errors [B]."""
-        errors = values - targets
-        weighted = errors if weights is None else errors * weights
-        by_values = weighted / len(targets)
-        self._critics.backward(by_values)
-        size = errors.abs().mean(0)
+        rows = len(targets)
+        values, sizes, squares = [], [], []
+        for critic in self._critics:
+            values.append(critic.forward(x))
+            errors = values[-1] - targets
+            by_values = (errors if weights is None else errors * weights) / rows
+            critic.backward(by_values)
+            sizes.append(errors.abs())
+            squares.append(torch.dot(by_values, errors))
+        size = torch.stack(sizes).mean(0)
         metrics = {
-            "loss": 0.5 * (by_values * errors).sum(),
-            "q_mean": values.mean(),
+            "loss": 0.5 * torch.stack(squares).sum(),
+            "q_mean": torch.stack(values).mean(),
             "td_error_mean": size.mean(),
         }
         return metrics, size
+
+    def _of_actions(self, now: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest values [B] of drawn actions [B, A], and the gradient of minus their
+        mean by the actions."""
+        x = torch.cat((now, actions), 1)
+        values = torch.stack([critic.forward(x) for critic in self._critics])
+        least = values.amin(0)
+        which = (values == least).float()
+        by_values = which / (-len(x) * which.sum(0))  # as torch has it where two are equal
+        by_actions = torch.zeros_like(actions)
+        for critic, by_own in zip(self._critics, by_values, strict=True):
+            critic.add_input_gradient(by_own, slice(now.shape[1], None), by_actions)
+        return least, by_actions
 
     def _by_parameters(
         self, parameters: Tensor, noise: Tensor, drawn: Drawn, by_actions: Tensor, alpha: Tensor

@@ -142,6 +142,25 @@ def test_gradients_and_targets_of_an_update_are_those_of_the_papers_sums(name: s
         close(target, (1 - rate) * old + rate * critic)
 
 
+def test_equal_critics_share_the_gradient_of_the_policy_as_by_autograd() -> None:
+    """No product is made for a critic whose value is not the least: here some rows need both
+    critics, some the first alone and some the second."""
+    gradients = []
+    for by_hand in (True, False):
+        learner = sac_learner(sac_config())
+        with torch.no_grad():
+            for parameter in learner.critics.parameters():
+                parameter[1] = parameter[0]
+            heads = learner.critics.layers[-1][0]
+            heads[1, 0, 3] += 0.5  # a row that sees neither unit has equal values
+            heads[1, 0, 6] -= 0.5
+        learner._passes = learner._passes if by_hand else None
+        learner.update(sample(64), 0.0)
+        gradients.append([p.grad.clone() for p in learner.model.parameters() if p.grad is not None])
+    for own, wanted in zip(*gradients, strict=True):
+        close(own, wanted)
+
+
 def test_errors_are_the_mean_absolute_errors_of_the_critics() -> None:
     learner, batch = sac_learner(setting("priorities")), sample()
     literal = Literal(learner, learner._new_noise(16))
