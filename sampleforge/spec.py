@@ -111,7 +111,8 @@ class EnvSpec:
     one line about the settings that scores depend on. ``spaces``: the spaces of the environment
     itself; None if the experience does not come from an environment. ``reward_shaping``: the
     numbers by which the environment shapes its rewards, by name, as it begins with them.
-    ``takes_task``: it has a method ``set_task(task)``, see `sampleforge.env.tasks`.
+    ``takes_task``: it has a method ``set_task(task)``, see `sampleforge.env.tasks`. ``has_goals``:
+    the reward of a step is known for any goal, see `sampleforge.env.goals`.
 
     In a multi-agent environment the spec is that of one agent group, which are the agents with the
     same spaces: ``agents`` are their names, in the order of their seats (empty in a single-agent
@@ -130,6 +131,7 @@ class EnvSpec:
     spaces: EnvSpaces | None = None
     reward_shaping: Mapping[str, float] = field(default_factory=dict)
     takes_task: bool = False
+    has_goals: bool = False
     agents: tuple[str, ...] = ()
     other_groups: tuple[EnvSpec, ...] = ()
 

@@ -17,6 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error, env_code, making
+from sampleforge.env.goals import has_goals
 from sampleforge.env.interface import checked_reset, first_reset, refuse_step, stage
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
@@ -112,6 +113,7 @@ class SyncVector(EnvVector):
             protocol=protocol,
             reward_shaping=offered_shaping(env, config.env),
             takes_task=task_setter(env) is not None,
+            has_goals=has_goals(env),
         )
         super().__init__(spec, num_rows)
         self._observations = ObservationAdapter(spec)

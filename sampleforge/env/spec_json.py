@@ -51,6 +51,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         "asynchronous": spec.asynchronous,
         **({"reward_shaping": dict(spec.reward_shaping)} if spec.reward_shaping else {}),
         **({"takes_task": True} if spec.takes_task else {}),
+        **({"has_goals": True} if spec.has_goals else {}),
     }
     if spec.agents:
         plain["agents"] = list(spec.agents)
@@ -94,6 +95,7 @@ def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
         agents=reader.names("agents"),
         reward_shaping={str(name): float(number) for name, number in shaping.items()},
         takes_task=bool(reader.value("takes_task", bool, optional=True)),
+        has_goals=bool(reader.value("has_goals", bool, optional=True)),
     )
     spec = with_action_units(spec, rescale=rescales)
     others = [

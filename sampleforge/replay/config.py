@@ -58,6 +58,12 @@ class ReplayConfig(Checked):
     batch_size: int | None = None
     """Transitions per gradient step (default: 512 for images, else 256), or with a recurrent core
     sequences (default: 64)."""
+    her: bool = False
+    """Hindsight experience replay: relabel drawn transitions with goals that were achieved later in
+    their episodes, in environments with achieved_goal, desired_goal and compute_reward. --rollout
+    is raised to a multiple of the time limit and the reset."""
+    her_k: int = 4
+    """With --her: relabelled transitions per transition that keeps its goal."""
     weights_refresh_interval: int = 400
     """Env steps of an actor between two looks for newer weights."""
     gamma: float | None = None
@@ -87,6 +93,7 @@ class ReplayConfig(Checked):
         check_range(self, "learning_starts sequence_length batch_size learner_threads", low=1)
         check_range(self, "sequence_overlap burn_in weights_refresh_interval", low=0)
         check_range(self, "n_step", low=1, high=255)
+        check_range(self, "her_k", low=1)
         check_range(self, "gamma", low=0, high=1)
         check_range(self, "replay_compression_ratio", low=1)
         check_range(self, "replay_gpu_memory", low=0)
@@ -98,6 +105,11 @@ class ReplayConfig(Checked):
         check_range(self, "samples_per_insert_tolerance", low=0, above=True)
         if self.samples_per_insert != "auto":
             check_range(self, "samples_per_insert", low=0, above=True)
+        if self.her_k != ReplayConfig.her_k and not self.her:
+            raise ConfigError(
+                f"--her-k {self.her_k}: without --her no transition is relabelled; add --her, or "
+                "leave it out"
+            )
         if self.replay_gpu_memory and self.replay_compression != "none":
             raise ConfigError(
                 f"--replay-gpu-memory {self.replay_gpu_memory:g} --replay-compression "

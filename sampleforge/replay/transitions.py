@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -67,6 +67,10 @@ class Gathered(NamedTuple):
         return len(self.transitions.returns)
 
 
+Relabel = Callable[[Transitions, Indices], None]
+"""Changes some of the transitions of the items [B], in place."""
+
+
 class TransitionReader:
     """Copies transitions out of slots that may be evicted and overwritten at any time.
 
@@ -80,12 +84,15 @@ class TransitionReader:
         frames: CompressedFrames | None = None,
         copies: DeviceFrames | None = None,
         names: Sequence[str] = (),
+        relabel: Relabel | None = None,
     ) -> None:
         """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
         frames are in the slots; ``copies``: those of frames on the learner's device, onto which
-        stacks are then read; ``names``: of the slots' extra columns that samples have."""
+        stacks are then read; ``names``: of the slots' extra columns that samples have;
+        ``relabel``: what gives transitions other goals, as in `sampleforge.replay.hindsight`."""
         self._slots = slots
         self._copies = copies
+        self._relabel = relabel
         self._stacks = stack_readers(slots, frames, copies)
         columns = slots.columns()
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2).numpy() for n in slots.obs}
@@ -123,6 +130,8 @@ class TransitionReader:
             **{n: _take(column, items) for n, column in self._step.items()},
             columns={n: _take(column, items) for n, column in self._columns.items()},
         )
+        if self._relabel is not None:
+            self._relabel(transitions, items)
         still_valid: npt.NDArray[np.bool_] = self._slots.generation.take(slot) == generations
         for stacks in self._stacks.values():
             stacks.assert_whole(slot[still_valid])

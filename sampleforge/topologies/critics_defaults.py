@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from sampleforge.encoding import check_leaves
 from sampleforge.models.critics import check_bounded_boxes
 from sampleforge.ops.distributions import action_layout
+from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import CriticsRunConfig, SacConfig
 from sampleforge.topologies.replay.plan import ReplayPlan
@@ -53,7 +54,11 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     std: Literal["state", "learned"] = "state" if isinstance(config, SacConfig) else "learned"
     model = dataclasses.replace(model, **missing, squash_actions=True, action_std=std)
     config = dataclasses.replace(config, **unset, model=model)
-    return dataclasses.replace(config, samples_per_insert=config.samples_of_updates)
+    return dataclasses.replace(
+        config,
+        samples_per_insert=config.samples_of_updates,
+        rollout=hindsight_rollout(config, config.rollout, spec),
+    )
 
 
 def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:

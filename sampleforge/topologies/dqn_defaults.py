@@ -8,6 +8,7 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.encoding import check_leaves
+from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.replay.plan import ReplayPlan
@@ -89,6 +90,7 @@ def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     if config.normalise_returns is None:
         clips = resolved.get("reward_clip", config.reward_clip) is not None
         resolved["normalise_returns"] = not clips and config.value_distribution != "c51"
+    resolved["rollout"] = hindsight_rollout(config, config.rollout, spec)
     if sequences is not None:
         resolved["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
     return dataclasses.replace(config, **resolved, **_atom_range(config, spec))

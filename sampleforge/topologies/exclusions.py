@@ -119,6 +119,11 @@ EXCLUSIONS = (
         "model.core",
         "distributions are learned from single transitions only, a recurrent core from sequences",
     ),
+    Exclusion(
+        "her",
+        "model.core",
+        "goals are replaced in single transitions, but for a recurrent core sequences are drawn",
+    ),
     Exclusion("input", "num_policies", FOR_ONE_POLICY),
     Exclusion("input", "opponent_pool", FOR_ONE_POLICY),
     Exclusion("input", "benchmark", "it measures how fast environments are sampled"),

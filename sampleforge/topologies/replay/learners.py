@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from sampleforge.algorithms.windows import MakeWindows
+from sampleforge.env.goals import GoalRule
+from sampleforge.env.registry import make_single
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames
 from sampleforge.replay.exchange import SampleRelay
+from sampleforge.replay.hindsight import Hindsight
 from sampleforge.replay.metrics import ReplayMetrics
 from sampleforge.replay.sample_batches import SampleBatches
 from sampleforge.replay.sample_source import SampleSource
@@ -43,7 +46,7 @@ def sample_batches(
     requests, seed = replay.sample_requests, [start.seed, start.resumes]
     samples = SampleSource(requests, replay.limiter, seed, shard_choice)
     metrics = ReplayMetrics(replay.limiter, plan.item_steps, config.replay_capacity)
-    new_reader = partial(make_reader, config, plan, replay.exchange.slots, replay.frames)
+    new_reader = partial(make_reader, config, plan, replay.exchange.slots, replay.frames, seed=seed)
     return [
         SampleBatches(
             requests,
@@ -66,13 +69,21 @@ def make_reader(
     slots: TrajectorySlots,
     frames: CompressedFrames | None,
     device: str,
+    *,
+    seed: Sequence[int],
 ) -> TransitionReader | SequenceReader:
     """Return the reader that copies drawn transitions, or sequences, out of the slots, for a
-    learner on ``device``."""
+    learner on ``device``. ``seed``: of the goals that transitions are relabelled with."""
     copies = None
     if plan.frame_places:
         copies = DeviceFrames(slots, plan.frame_places, torch.device(device))
-    if slots.shape.sequences is None:
-        return TransitionReader(slots, frames, copies)
     windows = MakeWindows(config, slots.shape.drops_truncated)
+    if slots.shape.sequences is None:
+        relabel = None
+        if config.her:
+            rule = GoalRule(make_single(config), config.env)
+            relabel = Hindsight(
+                slots, rule, windows, k=config.her_k, n_step=config.n_step, seed=seed
+            )
+        return TransitionReader(slots, frames, copies, relabel=relabel)
     return SequenceReader(slots, windows, frames, copies)
