@@ -3,9 +3,9 @@ ones: serial runs with fixed seeds, judged by 100 episodes of the last weights, 
 
     python benchmarks/robustness.py [--seeds 1 2 3] [--algos appo apex] [--env-steps 20000]
 
-The task is `tests.support.spike_envs:HardSpikeEnv`: random 6.7, the best 20. Each of 16
-environments gives the number at its third step, which is in the first batch, or at the 105th or
-505th. "no limits": the same with the limits of SampleForge switched off.
+The task is `tests.support.spike_envs:HardSpikeEnv`, for SAC and TD3 `HardBoxSpikeEnv`: random 6.7,
+the best 20. Each of 16 environments gives the number at its third step, which is in the first
+batch, or at the 105th or 505th. "no limits": the same with the limits of SampleForge switched off.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ from sampleforge.api import Trainer
 from sampleforge.models import normaliser
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops import far_values
-from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, SacConfig, Td3Config
 
 COMMON: dict[str, Any] = {
     **{"env": "tests.support.spike_envs:HardSpikeEnv", "serial": True, "device": "cpu"},
     **{"num_envs_per_worker": 16, "evaluation_env_kwargs": {"where": ""}},
     "evaluate_interval": 10**9,
+}
+CRITICS: dict[str, Any] = {
+    **{"env": "tests.support.spike_envs:HardBoxSpikeEnv", "num_workers": 1, "rollout": 10},
+    **{"batch_size": 64, "learning_rate": 1e-3, "learning_starts": 500},
+    **{"replay_capacity": 20_000, "updates_per_env_step": 0.5},
 }
 ALGOS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "appo": (AppoConfig, {"num_workers": 1, "batch_size": 1024, "minibatch_size": 256}),
@@ -44,6 +49,8 @@ ALGOS: dict[str, tuple[type[Any], dict[str, Any]]] = {
             "target_update_interval": 50,
         },
     ),
+    "sac": (SacConfig, CRITICS),
+    "td3": (Td3Config, CRITICS),
 }
 SPIKES: tuple[tuple[str, float, tuple[int, ...]], ...] = (
     ("obs", 1e3, (3, 105)),
@@ -98,8 +105,7 @@ def score(
     model = ModelConfig(hidden_sizes=(32,), normalise_observations=normalise)
     with tempfile.TemporaryDirectory() as folder:
         config = kind(
-            **COMMON,
-            **more,
+            **{**COMMON, **more},
             seed=seed,
             train_for_env_steps=env_steps,
             model=model,

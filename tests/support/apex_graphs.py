@@ -21,8 +21,8 @@ from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from tests.support.envs import code_reward, episode_length
@@ -58,8 +58,15 @@ def build_apex(
     config: ApexConfig, replays: ReplayFolder | None = None, resume: Any = None
 ) -> tuple[Graph, ReplayPlan]:
     """The wired graph of a config; nothing is started."""
+    return build_replay(config, replays, resume)
+
+
+def build_replay(
+    config: Any, replays: ReplayFolder | None = None, resume: Any = None
+) -> tuple[Graph, ReplayPlan]:
+    """The same of any algorithm with a replay."""
     spec = spec_of(config)
-    config = resolve_defaults(config, spec)
+    config = pairing(config).resolve_defaults(config, spec)
     plan = plan_of(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from sampleforge.algorithms.learning import Update
 from sampleforge.algorithms.sac.learner import SacLearner
+from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.transitions import Transitions
 from sampleforge.spec import EnvSpec
@@ -19,6 +20,26 @@ from tests.support.envs import CodeEnv, episode_length
 from tests.support.sac import sac_learner
 
 BOX_CODE = "tests.support.box_code:BoxCodeEnv"
+
+
+def box_config(**more: Any) -> SacConfig:
+    """A small run on `BoxCodeEnv`, for checks of where everything comes from."""
+    chosen: dict[str, Any] = {
+        "env": BOX_CODE,
+        "num_workers": 2,
+        "num_envs_per_worker": 6,
+        "num_splits": 2,
+        "rollout": 7,
+        "model": ModelConfig(hidden_sizes=(8,)),
+        "debug": True,
+        "seed": 1,
+        "learning_starts": 200,
+        "replay_capacity": 21 * 20,
+        "batch_size": 16,
+        "prefetch_batches": 4,
+        "updates_per_env_step": 1 / 16,
+    }
+    return SacConfig(**{**chosen, **more})
 
 
 def action_code(action: Any) -> int:

@@ -80,6 +80,21 @@ class HardSpikeEnv(SpikeEnv):
         return sum(self.owed) if self.steps == self.length else self.owed.pop(0)
 
 
+class BoxSpikeEnv(SpikeEnv):
+    """SpikeEnv whose action is a number from -1 to 1; its third (0, 1 or 2) is what counts."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def _reward(self, action: Any) -> float:
+        return super()._reward(min(2, int(1.5 * (1.0 + float(action[0])))))
+
+
+class HardBoxSpikeEnv(BoxSpikeEnv, HardSpikeEnv):
+    """HardSpikeEnv for continuous control."""
+
+
 def stacked_spikes(**kwargs: Any) -> Any:
     """SpikeEnv in stacks of 4 frames."""
     return said(FrameStackObservation(SpikeEnv(**kwargs), 4, padding_type="zero"), "zero")

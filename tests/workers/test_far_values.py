@@ -14,8 +14,15 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.session import Session
-from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
-from tests.support.apex_graphs import build_apex, serial_rounds
+from sampleforge.topologies.config import (
+    AnyConfig,
+    ApexConfig,
+    AppoConfig,
+    DdppoConfig,
+    SacConfig,
+    Td3Config,
+)
+from tests.support.apex_graphs import build_replay, serial_rounds
 from tests.support.graphs import rollouts
 from tests.support.runs import summary
 
@@ -23,6 +30,22 @@ SPIKES: dict[str, Any] = {
     "env": "tests.support.spike_envs:SpikeEnv",
     **{"num_workers": 1, "num_splits": 1, "num_envs_per_worker": 4, "rollout": 16},
     **{"serial": True, "seed": 1, "device": "cpu"},
+}
+
+
+WORKERS = {name: value for name, value in SPIKES.items() if name != "num_workers"}
+BOXES: dict[str, Any] = {
+    **SPIKES,
+    "env": "tests.support.spike_envs:BoxSpikeEnv",
+    **{"learning_starts": 200, "batch_size": 32, "updates_per_env_step": 1 / 16},
+}
+RUNS: dict[str, AnyConfig] = {
+    "appo": AppoConfig(**SPIKES),
+    "ddppo": DdppoConfig(**WORKERS, num_ranks=1),
+    "apex": ApexConfig(**SPIKES, learning_starts=200),
+    "sac": SacConfig(**BOXES),
+    "td3": Td3Config(**BOXES),
+    "population": AppoConfig(**SPIKES, num_policies=2, pbt=True),
 }
 
 
@@ -57,16 +80,18 @@ def test_an_absurd_reward_reaches_no_learner(at: int, value: float) -> None:
 
 
 @pytest.mark.long
-def test_an_absurd_reward_is_in_no_window_of_the_replay() -> None:
+@pytest.mark.parametrize("name", ["apex", "sac", "td3"])
+def test_an_absurd_reward_is_in_no_window_of_the_replay(name: str) -> None:
     given: dict[str, Any] = {"where": "reward", "value": 1e8, "at": 40}
-    chosen = ApexConfig(**{**SPIKES, "env_kwargs": given, "learning_starts": 64})
-    graph, _ = build_apex(chosen)
+    run: Any = RUNS[name]
+    graph, _ = build_replay(replace(run, env_kwargs=given, learning_starts=64))
     for _ in serial_rounds(graph, 120):
         pass
     slots: Any = graph.groups[0].exchange.slots  # type: ignore[union-attr]
     assert slots.reward.max() == 10.0
     assert 10.0 <= slots.extras["returns"].max() < 13
-    assert slots.extras["td_error"].max() < 100, "the first priorities"
+    if name == "apex":
+        assert slots.extras["td_error"].max() < 100, "the first priorities"
 
 
 @pytest.mark.long
@@ -87,15 +112,6 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
         assert "observation leaf 'obs' holds 1e+08 at [0]" in said[0]
     if where == "reward":
         assert "for learning it counts as 10" in said[0]
-
-
-WORKERS = {name: value for name, value in SPIKES.items() if name != "num_workers"}
-RUNS: dict[str, AnyConfig] = {
-    "appo": AppoConfig(**SPIKES),
-    "ddppo": DdppoConfig(**WORKERS, num_ranks=1),
-    "apex": ApexConfig(**SPIKES, learning_starts=200),
-    "population": AppoConfig(**SPIKES, num_policies=2, pbt=True),
-}
 
 
 @pytest.mark.long

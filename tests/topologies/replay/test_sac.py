@@ -15,44 +15,27 @@ from gymnasium import spaces
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.spec import EnvSpec, action_specs
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.replay.plan import ReplayPlan
-from tests.support.apex_graphs import learner_worker, limiter_of, serial_rounds, with_learner
-from tests.support.box_code import BOX_CODE, CheckingSacMaker
-from tests.support.graphs import one_policy, running, spec_of
-from tests.support.pairings import plan_of, wire_of
+from tests.support.apex_graphs import (
+    build_replay,
+    learner_worker,
+    limiter_of,
+    serial_rounds,
+    with_learner,
+)
+from tests.support.box_code import CheckingSacMaker, box_config
+from tests.support.graphs import running, spec_of
 from tests.support.sac import SPEC
-
-
-def small(**more: Any) -> SacConfig:
-    chosen: dict[str, Any] = {
-        "env": BOX_CODE,
-        "num_workers": 2,
-        "num_envs_per_worker": 6,
-        "num_splits": 2,
-        "rollout": 7,
-        "model": ModelConfig(hidden_sizes=(8,)),
-        "debug": True,
-        "seed": 1,
-        "learning_starts": 200,
-        "replay_capacity": 21 * 20,
-        "batch_size": 16,
-        "prefetch_batches": 4,
-        "updates_per_env_step": 1 / 16,
-    }
-    return SacConfig(**{**chosen, **more})
 
 
 def checking(config: SacConfig) -> tuple[Graph, ReplayPlan]:
     """A graph whose learner checks every transition."""
+    graph, plan = build_replay(config)
     spec = spec_of(config)
-    config = resolve_defaults(config, spec)
-    plan = plan_of(config, spec)
-    graph = wire_of(config, plan, spec, *one_policy(ResumePoint(1)))
-    return with_learner(graph, CheckingSacMaker(config, spec)), plan
+    return with_learner(graph, CheckingSacMaker(resolve_defaults(config, spec), spec)), plan
 
 
 @pytest.mark.parametrize(
@@ -65,7 +48,7 @@ def checking(config: SacConfig) -> tuple[Graph, ReplayPlan]:
     ids=["as it is", "windows and priorities", "policy worker"],
 )
 def test_every_transition_comes_from_its_place(more: dict[str, Any]) -> None:
-    graph, plan = checking(small(**more))
+    graph, plan = checking(box_config(**more))
     limiter = limiter_of(graph)
     for _ in serial_rounds(graph, 200):
         pass
@@ -76,7 +59,7 @@ def test_every_transition_comes_from_its_place(more: dict[str, Any]) -> None:
 
 @pytest.mark.multiprocess(timeout=60)
 def test_no_transition_is_wrong_in_processes_of_which_some_are_killed(tmp_path: Path) -> None:
-    graph, _ = checking(small(max_worker_restarts=3))
+    graph, _ = checking(box_config(max_worker_restarts=3))
     with running(graph, tmp_path) as runner:
         deadline, updates = monotonic() + 50, 5.0
         for killed, victim in enumerate(("actor 0", "replay 0", "learner", "")):

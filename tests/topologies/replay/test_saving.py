@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,17 +19,19 @@ from sampleforge.config import ConfigError
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
 from sampleforge.run.folder.replays import Replays
 from sampleforge.spec import ACTION
+from sampleforge.topologies import critics_defaults
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
-    build_apex,
+    build_replay,
     check_transition,
     learner_worker,
     limiter_of,
     with_learner,
 )
+from tests.support.box_code import CheckingSacMaker, action_code, box_config
 from tests.support.full_disk import full_disk
 from tests.support.graphs import running, spec_of
 from tests.support.pairings import network_maker
@@ -41,8 +44,9 @@ def never() -> bool:
     return False
 
 
-def check_saved(saved: SavedReplay, config: ApexConfig) -> int:
-    """Check every transition in the files against CodeEnv's own rule; returns how many."""
+def check_saved(saved: SavedReplay, config: Any, code: Callable[[Any], int] = int) -> int:
+    """Check every transition in the files against CodeEnv's own rule; returns how many. ``code``
+    returns the number that CodeEnv shows of an action."""
     checked = 0
     for shard in saved.shards:
         found = {n: np.load(saved.folder / f.file) for n, f in shard.arrays.items()}
@@ -50,7 +54,7 @@ def check_saved(saved: SavedReplay, config: ApexConfig) -> int:
         for slot, t, row in np.argwhere(steps > 0).tolist():
             check_transition(
                 found["slot/obs/obs"][slot, t, row],
-                int(found[f"slot/action/{ACTION}"][slot, t, row]),
+                code(found[f"slot/action/{ACTION}"][slot, t, row]),
                 float(found["slot/returns"][slot, t, row]),
                 float(found["slot/discount"][slot, t, row]),
                 found["slot/obs/obs"][slot, t + steps[slot, t, row], row],
@@ -80,15 +84,28 @@ class Resumed:
         return self._state
 
 
+def checked_run(algo: str) -> tuple[Any, Any, Callable[[Any], int]]:
+    """The config of a run that saves its replay, what makes a learner that checks every transition,
+    and the code of an action."""
+    more: dict[str, Any] = {"num_replay_shards": 2, "save_replay": True}
+    if algo == "sac":
+        box = box_config(**more)
+        box, spec = critics_defaults.resolve_defaults(box, spec_of(box)), spec_of(box)
+        return box, CheckingSacMaker(box, spec), action_code
+    config = fitted(apex_config(**more, samples_per_insert=None))
+    maker = CheckingLearnerMaker(network_maker(config, spec_of(config), 0), config)
+    return config, maker, int
+
+
 @pytest.mark.multiprocess(timeout=110)
-def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["apex", "sac"])
+def test_what_is_saved_while_actors_write_is_whole(algo: str, tmp_path: Path) -> None:
     """As fast as they can, on a small replay that is overwritten all the time; then restored, in
     other processes, under a learner that checks every transition as well."""
     (tmp_path / "replays").mkdir()
-    config = fitted(apex_config(num_replay_shards=2, samples_per_insert=None, save_replay=True))
+    config, maker, code = checked_run(algo)
     where = ReplayFolder(tmp_path / "replays")
-    graph, plan = build_apex(config, where)
-    maker = CheckingLearnerMaker(network_maker(config, spec_of(config), 0), config)
+    graph, plan = build_replay(config, where)
     replays, deadline = Replays(where.path, never), monotonic() + 90
     with running(with_learner(graph, maker), tmp_path) as runner:
         limiter = limiter_of(graph)
@@ -103,13 +120,13 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
             assert problem is None
             found = Replays(where.path, never).find(reference, pytest.fail)
             assert found.saved is not None
-            assert check_saved(found.saved, config) > plan.capacity / 3
+            assert check_saved(found.saved, config, code) > plan.capacity / 3
             replays.prune(reference)
     state = {
         "limiter": limiter.state(),
         "shard_choice": np.random.default_rng(7).bit_generator.state,
     }
-    again, _ = build_apex(config, found, Resumed(state))
+    again, _ = build_replay(config, found, Resumed(state))
     assert any("resumed with the replay of 5 env steps" in note for note in again.notes)
     (tmp_path / "again").mkdir()
     with running(with_learner(again, maker), tmp_path / "again") as runner:
