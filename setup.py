@@ -15,6 +15,8 @@ EXTRAS = {
     "atari": ["ale-py>=0.12", "opencv-python-headless>=4.10"],
     "vizdoom": ["vizdoom>=1.3"],
     "mujoco": ["gymnasium[mujoco]>=1.1"],
+    "robotics": ["gymnasium-robotics>=1.4", "mujoco<3.12"],
+    "dm-control": ["dm-control>=1.0.41", "mujoco<3.9"],
     "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
@@ -30,7 +32,9 @@ EXTRAS = {
     "wandb": ["wandb>=0.19.10"],
     "trackio": ["trackio>=0.10"],
 }
-EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
+OLD_MUJOCO = {"robotics", "dm-control"}
+"""The extras that do not run on the newest mujoco, which the extra `all` takes."""
+EXTRAS["all"] = sorted({need for name in EXTRAS.keys() - OLD_MUJOCO for need in EXTRAS[name]})
 EXTRAS["test"] = [
     *EXTRAS["all"],  # of every family and export there are tests
     *("pytest>=8.0", "pytest-xdist>=3.6", "nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29"),
@@ -81,6 +85,8 @@ setup(
             "classic = sampleforge_envs.classic",
             "atari = sampleforge_envs.atari",
             "mujoco = sampleforge_envs.mujoco",
+            "robotics = sampleforge_envs.robotics",
+            "dm_control = sampleforge_envs.dm_control",
             "box2d = sampleforge_envs.box2d",
             "minatar = sampleforge_envs.minatar",
             "minigrid = sampleforge_envs.minigrid",

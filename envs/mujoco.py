@@ -48,11 +48,16 @@ def _log(message: str) -> None:
     log.log(logging.INFO if "deprecated" in message else logging.WARNING, "MuJoCo: %s", message)
 
 
-def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
+def log_warnings() -> None:
+    """Log MuJoCo's warnings, each once. MuJoCo would print every one for every row, and write it to
+    MUJOCO_LOG.TXT."""
     import mujoco
 
-    # MuJoCo would print every warning for every row, and write it to MUJOCO_LOG.TXT.
     mujoco.set_mju_user_warning(_log)
+
+
+def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    log_warnings()
     return gymnasium_env(config, render_mode)
 
 

@@ -71,7 +71,9 @@ class Games:
         players = range(len(self._seats)) if players is None else players
         if len(self._seats) == 1:
             only = players[0]
-            return [FinishedGame(row, n, {0: Part(ret, n, only)}) for row, ret, n in ended[0]]
+            return [
+                FinishedGame(e.row, e.length, {0: Part(e.ret, e.length, only)}) for e in ended[0]
+            ]
         self._length += 1
         left = [out.terminated | out.truncated for out in outs]
         if not any(map(np.count_nonzero, left)):
@@ -88,7 +90,7 @@ class Games:
     def _add(self, seat: int, gone: Array, episodes: Sequence[Episode], player: int) -> None:
         """Take the episodes of one seat, whose agent has left the rows ``gone``, bool [rows]."""
         dropped = gone.copy()
-        for row, ret, length in episodes:
+        for row, ret, length, _ in episodes:
             dropped[row] = False
             before = self._parts[row].get(seat, Part(0.0, 0, player))
             self._parts[row][seat] = Part(before.ret + ret, before.length + length, player)

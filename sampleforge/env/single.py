@@ -23,6 +23,7 @@ from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
 from sampleforge.env.step_values import (
     check_info,
+    number_of,
     numbers_of,
     result_of,
     write_flags,
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 TRUE_OBJECTIVE = "true_objective"
 """Key of ``info``: the result of the episode so far, which is reported as its return in the place
 of the sum of its rewards. An environment that offers reward-shaping numbers should give it."""
+SUCCESSES = ("is_success", "success")
+"""Keys of ``info``: whether the step was a success. An episode is one if its last step is; the
+share of such episodes is reported as ``env_success`` and by `sampleforge eval`."""
 EPISODE_STATS = "episode_extra_stats"
 """The key in ``info`` of an episode's last step under which an environment reports statistics of
 the episode, {name: number}. Their means over the last episodes (--metrics-window) are reported as
@@ -199,6 +203,9 @@ class SyncVector(EnvVector):
             send_episode_stats(info[EPISODE_STATS], where)
         if TRUE_OBJECTIVE in info:
             self._objectives[row] = objective_of(info[TRUE_OBJECTIVE], where)
+        for key in SUCCESSES:
+            if key in info and (success := number_of(info[key])) is not None:
+                self._successes[row] = success
 
     def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
         if not self.spec.reward_shaping:

@@ -32,11 +32,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Episode(NamedTuple):
-    """A finished episode: its row, the sum of its raw rewards, its length in env steps."""
+    """A finished episode: its row, the sum of its raw rewards, its length in env steps, and whether
+    it ended with success (1 or 0; None: the environment does not say)."""
 
     row: int
     ret: float
     length: int
+    success: float | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +114,9 @@ class EnvVector(ABC):
         self._objectives: dict[int, float] = {}
         """Results of the rows' episodes so far, of environments that have another than the sum of
         rewards; set by the backend."""
+        self._successes: dict[int, float] = {}
+        """Whether the rows' last steps were a success, of environments that say so; set by the
+        backend."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.guard = FiniteGuard(spec, num_rows)
@@ -270,6 +275,7 @@ class EnvVector(ABC):
             self._ended[row] = False
             self._returns[row], self._lengths[row] = 0.0, 0
             self._objectives.pop(row, None)
+            self._successes.pop(row, None)
             self.guard.lose_episode(row)
         self._lost.clear()
 
@@ -282,10 +288,11 @@ class EnvVector(ABC):
         """Return the episodes that ended, and reset the sums of their rows."""
         episodes = []
         for row in np.flatnonzero(self._ended).tolist():
-            counts = self.guard.end_episode(row)
+            counts, success = self.guard.end_episode(row), self._successes.pop(row, None)
             if counts and (self._finished[row] or not self._leave_out_first):
                 ret, length = float(self._returns[row]), int(self._lengths[row])
-                episodes.append(Episode(row, self._objectives.get(row, ret), length))
+                ret = self._objectives.get(row, ret)
+                episodes.append(Episode(row, ret, length, success))
             self._finished[row] += 1
             self._objectives.pop(row, None)
             self._returns[row], self._lengths[row] = 0.0, 0

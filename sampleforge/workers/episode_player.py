@@ -51,8 +51,8 @@ class StepListener(Protocol):
 
 
 class PlayedEpisode(NamedTuple):
-    """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, and whether it was
-    ``cut`` by the player's limit.
+    """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, whether it was
+    ``cut`` by the player's limit, and whether it ended with ``success`` (None: not known).
 
     With several agents it is a whole game, ``ret`` is the mean over the agents that the policy
     played in it, and ``of_type`` has the mean over the agents of each type, by the type."""
@@ -61,6 +61,7 @@ class PlayedEpisode(NamedTuple):
     length: int
     cut: bool = False
     of_type: Mapping[str, float] = MappingProxyType({})
+    success: float | None = None
 
 
 class EvaluationPart(NamedTuple):
@@ -234,12 +235,14 @@ class EpisodePlayer:
             ended.append(seat.env.recv(seat.out))
             if self.listener is not None:
                 self.listener.stepped(seat.out)
+        successes = {} if len(ended) > 1 else {each.row: each.success for each in ended[0]}
         for game in self._games.step([seat.out for seat in self._seats], ended):
             ret = game.mean(self._counted)
             if ret is not None:
                 cut = self.limit is not None and game.length >= self.limit
                 of_type = means_of_types(game, self._types)
-                self._count(game.row, PlayedEpisode(ret, game.length, cut, of_type))
+                success = successes.get(game.row)
+                self._count(game.row, PlayedEpisode(ret, game.length, cut, of_type, success))
         if not self.can_cut:
             self._end_at_limit([episode.row for episode in ended[0]])
 
@@ -262,9 +265,11 @@ class EpisodePlayer:
 
 def outcome(played: Sequence[PlayedEpisode]) -> dict[str, Any]:
     """Return the statistics of episodes: their number, and mean, standard deviation, minimum and
-    maximum of their returns, and their mean length in env steps; then the mean return of each type
-    of agents, over the games in which it took part, if there are several."""
+    maximum of their returns, and their mean length in env steps; the share that ended with success,
+    where that is known; then the mean return of each type of agents, over the games in which it
+    took part, if there are several."""
     returns = np.array([episode.ret for episode in played])
+    successes = [episode.success for episode in played if episode.success is not None]
     types = dict.fromkeys(name for episode in played for name in episode.of_type)
     of_type = {
         name: [episode.of_type[name] for episode in played if name in episode.of_type]
@@ -277,5 +282,6 @@ def outcome(played: Sequence[PlayedEpisode]) -> dict[str, Any]:
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "length_mean": float(np.mean([episode.length for episode in played])),
+        **({"success_rate": float(np.mean(successes))} if successes else {}),
         **{f"{OF_TYPE}{name}": float(np.mean(means)) for name, means in of_type.items()},
     }

@@ -150,3 +150,30 @@ def test_a_vector_env_offers_reward_shaping_numbers() -> None:
     vector.set_reward_shaping({"bonus": 2.0})
     assert vector.row_env(0).unwrapped.reward_shaping == {"bonus": 2.0}
     vector.close()
+
+
+class Succeeds(CodeEnv):
+    """Says at each step whether it was a success: the even steps are, of env 0 in words only."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        success = "yes" if self.env_id == 0 else self.steps % 2 == 0
+        return obs, reward, terminated, truncated, {"is_success": success}
+
+
+def succeeds() -> gym.Env[Any, Any]:
+    return Succeeds()
+
+
+def test_an_episode_is_a_success_if_its_last_step_is() -> None:
+    vector = make_vector(EnvConfig(env=f"{__name__}:succeeds"), 3, [0, 1, 2])
+    out, action = own_outputs(vector.spec, 3), {"action": np.zeros(3, np.int64)}
+    vector.reset(out.obs)
+    ended = []
+    for _ in range(60):
+        vector.send(action)
+        ended += vector.recv(out)
+    assert len(ended) > 20
+    for episode in ended:
+        assert episode.success == (None if episode.row == 0 else episode.length % 2 == 0)
+    vector.close()
