@@ -18,6 +18,7 @@ from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
+from sampleforge.topologies.config_classes import run_modules
 from sampleforge.version import __version__
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class LeadingRank:
     shares_memory = False
 
     def __init__(self, config: RanksRunConfig, world: World) -> None:
+        self._config = config
         self._world = world
         self._rendezvous = rendezvous_of(config, world)
 
@@ -135,7 +137,7 @@ class LeadingRank:
         beside = graph.having("evaluator")
         if not beside:
             return rank
-        start_fork_server()
+        start_fork_server(run_modules(self._config))
         return CompositeRunner(rank, processes(graph, context, beside))
 
     def saves_after(self, error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from sampleforge.run.until_wired import UntilWired
 from sampleforge.runtime.imports import import_beside
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.topologies.config import AnyConfig, check_ids, roles_of_policies
+from sampleforge.topologies.config_classes import run_modules
 from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
@@ -121,14 +122,15 @@ class Session:
             self._start()
 
     def _open(self) -> None:
+        modules = run_modules(self.asked)
         if not self._deployment.has_workers_here:
-            start_fork_server()
+            start_fork_server(modules)
         from sampleforge.env.probe import probe
         from sampleforge.env.scratch import make_cwd_importable
 
         make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
         self._callbacks += named_callbacks(self.asked.callbacks)
-        wait_for_imports = import_beside("sampleforge.topologies.registry")
+        wait_for_imports = import_beside(*modules)
         self.spec: EnvSpec = probe(self.asked)  # in a process of its own
         wait_for_imports()
         from sampleforge.run.beginning import by_import_string, open_run

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampleforge.algorithms.marwil.config import ImitationConfig
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
@@ -57,7 +56,7 @@ class Resolved(NamedTuple):
     @property
     def clones(self) -> bool:
         """Whether it is behaviour cloning."""
-        return isinstance(self.config, ImitationConfig) and not self.config.advantage_exponent
+        return getattr(self.config, "advantage_exponent", None) == 0
 
     @property
     def without_envs(self) -> bool:

@@ -32,6 +32,8 @@ PRELOAD = "sampleforge.runners.preload"
 """The module that the fork server imports; only its name, because lower layers do not import it."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask the driver to end."""
+PRELOADED = "SAMPLEFORGE_FORK_SERVER_IMPORTS"
+"""The environment variable of a fork server with the modules that its children need."""
 STARTED_BY_THREAD = "SAMPLEFORGE_FORK_SERVER_OF_THREAD"
 """The environment variable of a fork server that must not end with the thread that starts it."""
 LONGEST_TEMP_DIR = 60
@@ -74,9 +76,10 @@ def process_context() -> BaseContext:
     return context
 
 
-def start_fork_server() -> None:
-    """Start the fork server now, so that its imports run in parallel with those of this process.
-    Raises MissingMainGuard in a child that is importing its parent's script."""
+def start_fork_server(modules: Iterable[str] = ()) -> None:
+    """Start the fork server now, so that its imports, among them ``modules``, run in parallel with
+    those of this process. Raises MissingMainGuard in a child that is importing its parent's
+    script."""
     check_main_guard()
     if sys.platform == "linux":
         from multiprocessing import forkserver, resource_tracker
@@ -90,6 +93,7 @@ def start_fork_server() -> None:
         # children must live until the driver has saved a checkpoint: they inherit the mask.
         # Signals are blocked, not ignored, so that one that arrives now still reaches this process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        os.environ[PRELOADED] = " ".join(modules)
         try:
             resource_tracker.ensure_running()  # the server needs it; it unblocks some signals
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -97,6 +101,7 @@ def start_fork_server() -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.environ.pop(STARTED_BY_THREAD, None)
+            del os.environ[PRELOADED]
 
 
 def remove_socket_folder() -> None:

@@ -1,23 +1,19 @@
-"""The complete config of a run for each algorithm.
+"""The complete config of a run, for each topology; an algorithm on it has a class of its own.
 
 It inherits the config dataclasses of the parts of a run. An object gets the whole config, typed as
-the config of its own part.
+the config of its own part. Nothing is the config of a topology alone, so those classes are made
+without == and repr, half of the time that a class of 100 fields takes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sampleforge.algorithms.config import CriticsConfig, LearnerConfig
-from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.marwil.config import ImitationConfig
-from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.algorithms.pqn.config import PqnLossConfig
-from sampleforge.algorithms.sac.config import SacLossConfig
-from sampleforge.algorithms.td3.config import Td3LossConfig
+from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.config import ConfigError, typed
 from sampleforge.data.config import InputConfig, RecordConfig, StoredConfig
 from sampleforge.env.config import EnvConfig
@@ -39,9 +35,16 @@ from sampleforge.workers.config import (
 
 if TYPE_CHECKING:
     from sampleforge.spec import EnvSpec  # imports gymnasium, which flags need not wait for
+    from sampleforge.topologies.critics_config import SacConfig as SacConfig
+    from sampleforge.topologies.critics_config import Td3Config as Td3Config
+    from sampleforge.topologies.dqn_config import ApexConfig as ApexConfig
+    from sampleforge.topologies.marwil_config import MarwilConfig as MarwilConfig
+    from sampleforge.topologies.ppo_config import AppoConfig as AppoConfig
+    from sampleforge.topologies.ppo_config import DdppoConfig as DdppoConfig
+    from sampleforge.topologies.pqn_config import PqnConfig as PqnConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class SlotsRunConfig(
     CompilerConfig,
     LearnerConfig,
@@ -57,6 +60,7 @@ class SlotsRunConfig(
     """What all algorithms have whose actors hand rollouts to learners, in slots."""
 
     algo: ClassVar[str]
+    pairing: ClassVar[str]
     topology: ClassVar[str] = "slots"
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -66,7 +70,7 @@ class SlotsRunConfig(
         _check_population(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class ReplayRunConfig(
     ReplayConfig,
     LearnersConfig,
@@ -82,6 +86,7 @@ class ReplayRunConfig(
     """What all algorithms have whose learners draw from a replay that actors fill."""
 
     algo: ClassVar[str]
+    pairing: ClassVar[str]
     topology: ClassVar[str] = "replay"
     rollout: int = 50
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -128,7 +133,7 @@ class ReplayRunConfig(
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class RanksRunConfig(
     LearnerConfig,
     RanksConfig,
@@ -141,6 +146,7 @@ class RanksRunConfig(
     """What all algorithms have whose ranks each sample and learn."""
 
     algo: ClassVar[str]
+    pairing: ClassVar[str]
     topology: ClassVar[str] = "ranks"
     model: ModelConfig = field(default_factory=ModelConfig)
     # Defaults that differ from those of the parts:
@@ -151,10 +157,9 @@ class RanksRunConfig(
     def __post_init__(self) -> None:
         super().__post_init__()
         check_exclusions(self)
-        parts = SlotsRunConfig(env=self.env)
         for name, reason in _NOT_FOR_RANKS.items():
             value = getattr(self, name)
-            if value != (False if name == "async_rl" else getattr(parts, name)):
+            if value != RanksRunConfig.__dataclass_fields__[name].default:
                 raise ConfigError(f"{typed(name, value)}: with {self.algo} {reason}; leave it out")
         if self.inference == "worker":
             raise ConfigError(
@@ -168,7 +173,7 @@ class RanksRunConfig(
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class StoredRunConfig(
     InputConfig,
     StoredConfig,
@@ -181,6 +186,7 @@ class StoredRunConfig(
     """What all algorithms have that learn from recorded data alone."""
 
     algo: ClassVar[str]
+    pairing: ClassVar[str]
     topology: ClassVar[str] = "stored"
     model: ModelConfig = field(default_factory=ModelConfig)
     # Without actors, only evaluations say how good the policy is:
@@ -212,99 +218,6 @@ class StoredRunConfig(
             )
 
 
-@dataclass(frozen=True)
-class AppoConfig(AppoLossConfig, SlotsRunConfig):
-    """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
-
-    algo: ClassVar[str] = "appo"
-
-
-@dataclass(frozen=True)
-class PqnConfig(PqnLossConfig, SlotsRunConfig):
-    """PQN: Q-learning from batches of rollouts, without a replay and a target network."""
-
-    algo: ClassVar[str] = "pqn"
-    # Defaults that differ from those of the parts:
-    max_grad_norm: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lr_schedule == "kl_adaptive":
-            raise ConfigError(
-                "--lr-schedule kl_adaptive: a Q-network has no distribution whose KL could be "
-                "held; use constant or linear"
-            )
-        for name in ("compile", "cuda_graphs"):
-            if getattr(self, name):
-                raise ConfigError(
-                    f"{typed(name, True)}: pqn has passes of a Q-network, which only its own code "
-                    "computes; leave it out"
-                )
-
-
-@dataclass(frozen=True)
-class ApexConfig(DqnConfig, ReplayRunConfig):
-    """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
-
-    algo: ClassVar[str] = "apex"
-
-
-@dataclass(frozen=True)
-class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
-    """What SAC and TD3 have: actors write into a replay, a learner of continuous control draws from
-    it."""
-
-    # Defaults that differ from those of the parts:
-    rollout: int = 16
-    replay_capacity: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, reason in _NOT_FOR_CRITICS.items():
-            if getattr(self.model, name) not in (None, "none"):
-                raise ConfigError(
-                    f"{typed(f'model.{name}', getattr(self.model, name))}: {reason}; leave it out"
-                )
-
-
-@dataclass(frozen=True)
-class SacConfig(CriticsRunConfig, SacLossConfig):
-    """Soft actor-critic: continuous control from a replay, with a learned temperature."""
-
-    algo: ClassVar[str] = "sac"
-
-
-@dataclass(frozen=True)
-class Td3Config(CriticsRunConfig, Td3LossConfig):
-    """TD3: continuous control from a replay, with a deterministic policy."""
-
-    algo: ClassVar[str] = "td3"
-    # Defaults that differ from those of the parts:
-    actor_interval: int = 2
-
-
-@dataclass(frozen=True)
-class DdppoConfig(AppoLossConfig, RanksRunConfig):
-    """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
-    and sizes of batches are those of one rank."""
-
-    algo: ClassVar[str] = "ddppo"
-
-
-@dataclass(frozen=True)
-class MarwilConfig(ImitationConfig, StoredRunConfig):
-    """Behaviour cloning and advantage-weighted learning from recorded data: no actors, the learner
-    reads datasets."""
-
-    algo: ClassVar[str] = "marwil"
-
-
-_NOT_FOR_CRITICS = {
-    "core": "sac and td3 learn from single transitions, and a recurrent core needs sequences",
-    "separate_critic": "the critics are networks of their own",
-}
-"""Settings of the model that do not apply to SAC and TD3, and why."""
-
 _NOT_FOR_RANKS = {
     "num_workers": "each of the --num-ranks ranks steps its own envs",
     "num_policy_workers": "a rank computes its own actions",
@@ -331,7 +244,6 @@ def _check_population(config: SlotsRunConfig | ReplayRunConfig) -> None:
         )
 
 
-PpoConfig = AppoConfig | DdppoConfig
 SamplingConfig = SlotsRunConfig | ReplayRunConfig | RanksRunConfig
 """The config of an algorithm that samples experience."""
 AnyConfig = SamplingConfig | StoredRunConfig
@@ -397,13 +309,39 @@ def policy_ids(config: AnyConfig) -> tuple[str, ...]:
     return roles_of_policies(config).trained
 
 
-ALGOS: dict[str, type[AnyConfig]] = {
-    "appo": AppoConfig,
-    "pqn": PqnConfig,
-    "apex": ApexConfig,
-    "sac": SacConfig,
-    "td3": Td3Config,
-    "ddppo": DdppoConfig,
-    "marwil": MarwilConfig,
+_HOMES = {
+    "appo": "sampleforge.topologies.ppo_config:AppoConfig",
+    "pqn": "sampleforge.topologies.pqn_config:PqnConfig",
+    "apex": "sampleforge.topologies.dqn_config:ApexConfig",
+    "sac": "sampleforge.topologies.critics_config:SacConfig",
+    "td3": "sampleforge.topologies.critics_config:Td3Config",
+    "ddppo": "sampleforge.topologies.ppo_config:DdppoConfig",
+    "marwil": "sampleforge.topologies.marwil_config:MarwilConfig",
 }
+
+
+class _ConfigClasses(Mapping[str, type[Any]]):
+    """A class is made when it is first asked for: that takes 4 ms, and a run has one."""
+
+    def __getitem__(self, algo: str) -> type[Any]:
+        found: type[Any] = resolve_name(_HOMES[algo])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+ALGOS: Mapping[str, type[Any]] = _ConfigClasses()
 """Name of an algorithm -> its config class."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return the config class of this name, of one of `ALGOS`."""
+        for home in _HOMES.values():
+            if home.endswith(f":{name}"):
+                return resolve_name(home)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,6 +36,14 @@ def config_class(algo: str) -> type[Any]:
     raise ConfigError(f"Unknown algorithm {algo or '(missing)'}. {hint}")
 
 
+def run_modules(config: Any) -> tuple[str, ...]:
+    """Return the modules of this package that all processes of a run import. A pairing of another
+    package is imported where an error in it is told."""
+    home = config.pairing.partition(":")[0]
+    own = (home,) if home.startswith("sampleforge.") else ()
+    return ("sampleforge.topologies.registry", *own)
+
+
 def names_code(algo: str) -> bool:
     """Return whether the name of an algorithm makes Python import a module that is named in it."""
     return algo not in ALGOS and algo not in _plugins() and ":" in algo

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeVar
 
+from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.encoding import check_leaves
 from sampleforge.models.critics import check_bounded_boxes
 from sampleforge.ops.distributions import action_layout
 from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import CriticsRunConfig, SacConfig
+from sampleforge.topologies.critics_config import CriticsRunConfig, SacConfig
+from sampleforge.topologies.registry import REPLAY, Pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 
 Config = TypeVar("Config", bound=CriticsRunConfig)
@@ -70,3 +73,7 @@ def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
         f"step, uniform actions and no learning before {plan.learning_starts:,} transitions, "
         f"learning rate {config.learning_rate:g}{more}"
     )
+
+
+SAC_ON_REPLAY = Pairing(SAC, REPLAY, resolve_defaults, reason)
+TD3_ON_REPLAY = Pairing(TD3, REPLAY, resolve_defaults, reason)

@@ -6,11 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
+from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.config import ConfigError
 from sampleforge.encoding import check_leaves
 from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_config import ApexConfig
+from sampleforge.topologies.registry import REPLAY, Pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 
 _FOR_IMAGES: dict[str, Any] = {
@@ -125,3 +127,6 @@ def reason(config: ApexConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+APEX = Pairing(DQN, REPLAY, resolve_defaults, reason)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from sampleforge.algorithms.marwil.algorithm import MARWIL
 from sampleforge.encoding import check_leaves
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import MarwilConfig
+from sampleforge.topologies.marwil_config import MarwilConfig
+from sampleforge.topologies.registry import STORED, Pairing
 from sampleforge.topologies.stored.plan import StoredPlan
 
 BATCH, BATCH_OF_IMAGES = 256, 512
@@ -38,3 +40,6 @@ def reason(config: MarwilConfig, plan: StoredPlan, _spec: EnvSpec) -> str:
     kind = "Behaviour cloning" if exponent == 0 else f"Advantage weighting, exponent {exponent:g}"
     rows = "single steps" if plan.length == 1 else f"sequences of {plan.length} steps"
     return f"{kind}: {rows}, learning rate {config.learning_rate:g}"
+
+
+MARWIL_ON_STORED = Pairing(MARWIL, STORED, resolve_defaults, reason)

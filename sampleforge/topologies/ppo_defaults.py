@@ -23,7 +23,8 @@ from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import DdppoConfig, PpoConfig
+from sampleforge.topologies.ppo_config import DdppoConfig, PpoConfig
+from sampleforge.topologies.registry import RANKS, SLOTS, Pairing
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
     most_workers,
@@ -332,3 +333,7 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int 
         each = rollout * rows * (config.num_workers or 1) * agents
         batch = config.batch_size or _multiple(MIN_BATCH, each)
     return nearest_minibatch(batch, about, _unit(config))
+
+
+APPO = Pairing(PPO, SLOTS, resolve_defaults, reason)
+DDPPO = Pairing(PPO, RANKS, resolve_defaults, reason)

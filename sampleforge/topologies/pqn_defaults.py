@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from sampleforge.algorithms.pqn.algorithm import PQN
 from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import this_machine
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import PqnConfig
+from sampleforge.topologies.pqn_config import PqnConfig
+from sampleforge.topologies.registry import SLOTS, Pairing
 from sampleforge.topologies.sampler_plan import MIN_BATCH, most_workers, nearest_minibatch
 
 VECTORS: dict[str, Any] = {
@@ -75,3 +77,6 @@ def reason(config: PqnConfig, _plan: object, spec: EnvSpec) -> str:
         f"minibatches of {config.minibatch_size}, learning rate {config.learning_rate:g}, epsilon "
         f"falls to {config.epsilon_last:g} in {config.epsilon_env_steps:,} env steps"
     )
+
+
+PQN_ON_SLOTS = Pairing(PQN, SLOTS, resolve_defaults, reason)

@@ -1,4 +1,7 @@
-"""The registry: which algorithm runs on which topology, and the defaults of the pair."""
+"""What an algorithm runs on: the topologies, and its pairing with one of them.
+
+The config class of a pair names the module of its pairing, which is imported when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.algorithms.dqn.algorithm import DQN
-from sampleforge.algorithms.marwil.algorithm import MARWIL
-from sampleforge.algorithms.ppo.algorithm import PPO
-from sampleforge.algorithms.pqn.algorithm import PQN
-from sampleforge.algorithms.sac.algorithm import SAC
-from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.config import ConfigError
 from sampleforge.env.user_function import import_user_module
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies import (
-    critics_defaults,
-    dqn_defaults,
-    marwil_defaults,
-    ppo_defaults,
-    pqn_defaults,
-)
 from sampleforge.topologies.builders import NetworkMaker
-from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ranks.plan import plan_ranks
 from sampleforge.topologies.ranks.wire import wire_ranks
@@ -90,26 +79,9 @@ class Pairing:
         return NetworkMaker(self.algorithm, config, spec, seed)
 
 
-_PAIRINGS = {
-    "appo": Pairing(PPO, SLOTS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
-    "pqn": Pairing(PQN, SLOTS, pqn_defaults.resolve_defaults, pqn_defaults.reason),
-    "ddppo": Pairing(PPO, RANKS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
-    "apex": Pairing(DQN, REPLAY, dqn_defaults.resolve_defaults, dqn_defaults.reason),
-    "sac": Pairing(SAC, REPLAY, critics_defaults.resolve_defaults, critics_defaults.reason),
-    "td3": Pairing(TD3, REPLAY, critics_defaults.resolve_defaults, critics_defaults.reason),
-    "marwil": Pairing(MARWIL, STORED, marwil_defaults.resolve_defaults, marwil_defaults.reason),
-}
-
-
-def pairing(config: AnyConfig) -> Pairing:
-    """Return the algorithm of a config with its topology."""
-    known = _PAIRINGS.get(config.algo)
-    return _imported(config) if known is None else known
-
-
-def _imported(config: Any) -> Pairing:
-    """Return the pairing that the config class of another package names. Raises ConfigError if
-    there is none."""
+def pairing(config: Any) -> Pairing:
+    """Return the algorithm of a config with its topology. Raises ConfigError if there is none where
+    its class says."""
     name = config.pairing
     found = getattr(import_user_module("pairing", name), name.partition(":")[2], None)
     if not isinstance(found, Pairing):

@@ -35,6 +35,15 @@ STRANGERS = {frozenset({"models", "env"})}
 OPEN_TO_ENVS = ("sampleforge.env", "sampleforge.spec")
 
 
+OF_WORKERS = tuple(
+    f"sampleforge.{name}."
+    for floor in range(1, 5)
+    for name in FLOORS[floor].split()
+    if name != "env"  # some of it is for environments of one kind, or for their end
+)
+"""Beginnings of the names of what workers consist of."""
+
+
 def module_name(path: Path) -> str:
     """`envs/atari.py` is sampleforge_envs.atari: setup.py installs it under that name."""
     parts = list(path.relative_to(REPO).with_suffix("").parts)
@@ -160,25 +169,6 @@ def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "words",
-    [["--help"], ["train", "--help"], ["train", "appo", "--help"], ["train", "apex", "--help"]],
-)
-def test_help_needs_no_torch(words: list[str]) -> None:
-    script = (
-        "import sys\n"
-        "from sampleforge.cli import main\n"
-        "try:\n"
-        f"    code = main({words})\n"
-        "except SystemExit as end:\n"
-        "    code = end.code\n"
-        "assert not code, code\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    run_python(script)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
     "algo",
     [
         "appo",
@@ -187,17 +177,33 @@ def test_help_needs_no_torch(words: list[str]) -> None:
         "ddppo",
     ],
 )
-def test_training_without_compilation_needs_no_compiler(algo: str, tmp_path: Path) -> None:
-    """Nor do the workers' imports: torch._dynamo takes as long as torch itself."""
+def test_a_run_imports_what_it_needs(algo: str, tmp_path: Path) -> None:
+    """Its workers find all of it in their fork server, and there is nothing else there: no other
+    algorithm, nothing of the driver. Without compilation there is no compiler, which takes as long
+    as torch itself."""
     words = f"train {algo} --env CartPole-v1 --serial --quiet --train-for-env-steps 3000".split()
-    script = (
-        "import sys\n"
-        "import sampleforge.runners.preload\n"
-        "from sampleforge.cli import main\n"
-        f"assert main({[*words, '--run-dir', str(tmp_path / 'run')]}) == 0\n"
-        "assert 'torch' in sys.modules\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-    )
+    own = {"appo": "ppo", "ddppo": "ppo", "apex": "dqn"}[algo.split()[0]]
+    others = {"ppo", "pqn", "dqn", "sac", "td3", "marwil"} - {own}
+    script = f"""
+import os, sys
+from sampleforge.cli.train import parse_config
+from sampleforge.runtime.processes import PRELOADED
+from sampleforge.topologies.config_classes import run_modules
+config = parse_config({words[1]!r}, {words[2:]})
+others = {{f"sampleforge.algorithms.{{name}}" for name in {others}}}
+assert not others & set(sys.modules), "the config needs none of them"
+driver = set(sys.modules)
+os.environ[PRELOADED] = " ".join(run_modules(config))
+import sampleforge.runners.preload
+preloaded = set(sys.modules)
+assert not others & preloaded
+assert not {{"rich", "tensorboardX", "pandas", "matplotlib"}} & (preloaded - driver)
+from sampleforge.cli import main
+assert main({[*words, "--run-dir", str(tmp_path / "run")]}) == 0
+assert "torch._dynamo" not in sys.modules
+late = {{name for name in set(sys.modules) - preloaded if name.startswith({OF_WORKERS})}}
+assert not late, late
+"""
     run_python(script)
 
 

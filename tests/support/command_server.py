@@ -33,11 +33,12 @@ from multiprocessing import process
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from sampleforge.topologies.config import ALGOS
 from tests.support import REPO
 
 IMPORTED = (
     "setproctitle",
-    "sampleforge.topologies.registry",
+    *(ALGOS[algo].pairing.partition(":")[0] for algo in ALGOS),
     "sampleforge.runners.processes",
     "sampleforge.cli.train",
     "sampleforge.cli.running",

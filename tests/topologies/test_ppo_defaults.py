@@ -20,7 +20,8 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies import ppo_defaults
-from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.ppo_config import PpoConfig
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
     BATCH,

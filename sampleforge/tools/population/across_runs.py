@@ -321,7 +321,8 @@ def _fixed(config: AnyConfig) -> dict[str, Any]:
 def _comparable(plain: Mapping[str, Any], config: AnyConfig) -> dict[str, Any]:
     """Return `_plain` settings, perhaps of an earlier version, as this version would have stored
     them. A field of the ``config`` that there was not yet had its default."""
-    usual = _fixed(type(config)(env=config.env))
+    kind: type[Any] = type(config)
+    usual = _fixed(kind(env=config.env))
     return {**plain, "config": left_open({**usual, **plain.get("config", {})})}
 
 

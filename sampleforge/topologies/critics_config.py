@@ -1,0 +1,54 @@
+"""The configs of SAC and TD3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.sac.config import SacLossConfig
+from sampleforge.algorithms.td3.config import Td3LossConfig
+from sampleforge.config import ConfigError, typed
+from sampleforge.topologies.config import ReplayRunConfig
+
+_NOT_FOR_CRITICS = {
+    "core": "sac and td3 learn from single transitions, and a recurrent core needs sequences",
+    "separate_critic": "the critics are networks of their own",
+}
+"""Settings of the model that do not apply to SAC and TD3, and why."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
+    """What SAC and TD3 have: actors write into a replay, a learner of continuous control draws from
+    it."""
+
+    # Defaults that differ from those of the parts:
+    rollout: int = 16
+    replay_capacity: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, reason in _NOT_FOR_CRITICS.items():
+            if getattr(self.model, name) not in (None, "none"):
+                raise ConfigError(
+                    f"{typed(f'model.{name}', getattr(self.model, name))}: {reason}; leave it out"
+                )
+
+
+@dataclass(frozen=True)
+class SacConfig(CriticsRunConfig, SacLossConfig):
+    """Soft actor-critic: continuous control from a replay, with a learned temperature."""
+
+    algo: ClassVar[str] = "sac"
+    pairing: ClassVar[str] = "sampleforge.topologies.critics_defaults:SAC_ON_REPLAY"
+
+
+@dataclass(frozen=True)
+class Td3Config(CriticsRunConfig, Td3LossConfig):
+    """TD3: continuous control from a replay, with a deterministic policy."""
+
+    algo: ClassVar[str] = "td3"
+    pairing: ClassVar[str] = "sampleforge.topologies.critics_defaults:TD3_ON_REPLAY"
+    # Defaults that differ from those of the parts:
+    actor_interval: int = 2

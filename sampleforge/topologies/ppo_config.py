@@ -1,0 +1,29 @@
+"""The configs of PPO: on slots (AppoConfig) and on ranks (DdppoConfig)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.topologies.config import RanksRunConfig, SlotsRunConfig
+
+
+@dataclass(frozen=True)
+class AppoConfig(AppoLossConfig, SlotsRunConfig):
+    """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
+
+    algo: ClassVar[str] = "appo"
+    pairing: ClassVar[str] = "sampleforge.topologies.ppo_defaults:APPO"
+
+
+@dataclass(frozen=True)
+class DdppoConfig(AppoLossConfig, RanksRunConfig):
+    """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
+    and sizes of batches are those of one rank."""
+
+    algo: ClassVar[str] = "ddppo"
+    pairing: ClassVar[str] = "sampleforge.topologies.ppo_defaults:DDPPO"
+
+
+PpoConfig = AppoConfig | DdppoConfig
