@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -18,7 +17,13 @@ from sampleforge.spec import ArraySpec
 
 Activation = Callable[[Tensor], Tensor]
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
-_elu_ = partial(F.elu, inplace=True)
+
+
+def _elu_(x: Tensor) -> Tensor:
+    """A function, as the others: a copy of a network must have the same activation."""
+    return F.elu(x, inplace=True)
+
+
 # In place where autograd needs only the result: one allocation less per layer.
 _ACTIVATIONS: dict[str, Activation] = {
     "tanh": torch.tanh_,

@@ -111,7 +111,7 @@ def test_two_learners_take_the_steps_of_one_with_the_whole_batch() -> None:
         alone.update(batch, 0.0)
 
     def learn(group: RankGroup) -> list[Tensor]:
-        learner = td3_learner(config, DataParallel(group), Share(group.rank, 2))
+        learner = td3_learner(config, SPEC, DataParallel(group), Share(group.rank, 2))
         which = torch.arange(16) // 8 == group.rank
         for batch in batches:
             items = batch.items

@@ -17,7 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.cnn import DoomCNN, DqnCNN, ImpalaResNet, NatureCNN
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import MLP, OneHot, Vector
+from sampleforge.models.encoders import MLP, OneHot, Vector, activation, derivative, out_of_place
 from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.normaliser import (
@@ -514,3 +514,12 @@ def test_a_copy_is_a_model_of_its_own() -> None:
     assert not torch.equal(moved.values, before.values)
     model.load_state_dict(other.state_dict())
     assert torch.equal(model.step(obs, torch.zeros(4, 0), first).values, moved.values)
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu", "elu", "silu"])
+def test_the_activation_of_a_copied_network_is_known(name: str) -> None:
+    """Target networks are copies, and have passes by hand where their network has them."""
+    own = activation(name, "relu")
+    copied = copy.deepcopy(own)
+    assert (derivative(copied) is None) == (derivative(own) is None) == (name == "silu")
+    assert out_of_place(copied) is out_of_place(own)

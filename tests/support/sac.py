@@ -54,10 +54,13 @@ def td3_config(**more: Any) -> Td3Config:
 
 
 def td3_learner(
-    config: Td3Config, averaging: Averaging | None = None, share: Share = WHOLE
+    config: Td3Config,
+    spec: EnvSpec = SPEC,
+    averaging: Averaging | None = None,
+    share: Share = WHOLE,
 ) -> Td3Learner:
     """A learner with weights from a fixed seed."""
-    learner = _learner(TD3, config, SPEC, averaging, share)
+    learner = _learner(TD3, config, spec, averaging, share)
     assert isinstance(learner, Td3Learner)
     return learner
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
@@ -17,6 +18,7 @@ from sampleforge.algorithms.experience import Share
 from sampleforge.algorithms.sac.learner import SacLearner
 from sampleforge.algorithms.sac.loss import draw
 from sampleforge.models.critics import Critics
+from sampleforge.models.encoders import activation
 from sampleforge.peers.group import RankGroup
 from sampleforge.replay.transitions import Transitions
 from tests.support.rank_threads import on_ranks
@@ -26,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "priorities": {"priority_alpha": 0.6},
     "three critics, hot": {"num_critics": 3, "initial_temperature": 5.0},
+    "elu": {"model": {"hidden_sizes": (8, 8), "activation": "elu"}},
     "by autograd": {},
     "layer norm": {"model": {"hidden_sizes": (8, 8), "layer_norm": True}},
 }
@@ -52,12 +55,16 @@ class Literal:
         self.temperature = doubled(learner.temperature)
         self.noise = noise.double()
         self.config = learner._config
+        self.elu = learner.critics.act is activation("elu", "relu")
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.elu(x) if self.elu else x.clamp(min=0)
 
     def policy(self, obs: dict[str, Tensor]) -> Any:
         x, encoder = obs["obs"].double(), self.actor.actor.encoder
         for i, (weight, bias) in enumerate(encoder.layers):
             x = x @ weight.T + bias
-            x = (x if encoder.norms is None else encoder.norms[i](x)).clamp(min=0)
+            x = self.activation(x if encoder.norms is None else encoder.norms[i](x))
         parameters = x @ self.actor.policy_weight.T + self.actor.policy_bias
         mean, log_std = parameters.chunk(2, -1)
         return mean, log_std.exp(), self.squashed(mean, log_std.exp())
@@ -74,7 +81,7 @@ class Literal:
             x = weight[number] @ x + bias[number, 0]
             if i < last and critics.norms is not None:
                 x = critics.norms[i](x)
-            x = x.clamp(min=0) if i < last else x
+            x = self.activation(x) if i < last else x
         return x[0]
 
     def losses(self, batch: Transitions, beta: float) -> tuple[Tensor, Tensor, Tensor]:
