@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampleforge.config import ConfigError
@@ -48,7 +49,7 @@ class Critics(nn.Module):
         sizes = (*config.widths, 1)
         self.norms = None
         if config.layer_norm:
-            self.norms = nn.ModuleList(nn.LayerNorm(width) for width in sizes[:-1])
+            self.norms = nn.ModuleList(_Norm(count, width) for width in sizes[:-1])
         self._names: list[tuple[str, str]] = []
         for i, width in enumerate(sizes):
             bound = 1.0 / math.sqrt(size)  # as nn.Linear has it
@@ -78,6 +79,19 @@ class Critics(nn.Module):
             if i < last:
                 x = self.act(x if self.norms is None else self.norms[i](x))
         return x.squeeze(-1)
+
+
+class _Norm(nn.Module):
+    """LayerNorm of a layer of ``count`` N critics, each with a scale and a shift of its own: [N, B,
+    width] -> the same."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(count, 1, width))
+        self.bias = nn.Parameter(torch.zeros(count, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
 
 
 def unit_actions(layout: ActionLayout, actions: Mapping[str, Tensor]) -> Tensor:

@@ -80,7 +80,8 @@ class Literal:
         for i, (weight, bias) in enumerate(critics.layers):
             x = weight[number] @ x + bias[number, 0]
             if i < last and critics.norms is not None:
-                x = critics.norms[i](x)
+                own = critics.norms[i]
+                x = F.layer_norm(x, x.shape) * own.weight[number, 0] + own.bias[number, 0]
             x = self.activation(x) if i < last else x
         return x[0]
 
