@@ -74,7 +74,7 @@ def check_known(
     """Raise ConfigError for a flag whose name is that of another library, with the name it has in
     ``cls``, and for a flag of another one of ``algos``. Other unknown flags are refused by
     `parse`."""
-    names = _flag_names(cls)
+    names = {*_flag_names(cls), "help"}
     for arg in args:
         name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
         if not arg.startswith("--") or name in names:
