@@ -125,12 +125,13 @@ class Session:
         modules = run_modules(self.asked)
         if not self._deployment.has_workers_here:
             start_fork_server(modules)
-        from sampleforge.env.probe import probe
         from sampleforge.env.scratch import make_cwd_importable
 
         make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
         self._callbacks += named_callbacks(self.asked.callbacks)
         wait_for_imports = import_beside(*modules)
+        from sampleforge.env.probe import probe
+
         self.spec: EnvSpec = probe(self.asked)  # in a process of its own
         wait_for_imports()
         from sampleforge.run.beginning import by_import_string, open_run

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def sources() -> dict[str, Path]:
     return {module_name(path): path for folder in folders for path in sorted(folder.rglob("*.py"))}
 
 
+@cache
 def all_imports() -> list[Import]:
     modules = sources()
     return [
@@ -167,39 +169,49 @@ def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
     run_python(script)
 
 
+RUNS = {
+    "appo": "ppo",
+    "apex --learning-starts 500": "dqn",
+    "apex --learning-starts 500 --optimiser rmsprop": "dqn",
+    "ddppo": "ppo",
+}
+"""Command lines, each with the folder of its algorithm."""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "algo",
-    [
-        "appo",
-        "apex --learning-starts 500",
-        "apex --learning-starts 500 --optimiser rmsprop",
-        "ddppo",
-    ],
-)
-def test_a_run_imports_what_it_needs(algo: str, tmp_path: Path) -> None:
+def test_a_run_imports_what_it_needs(tmp_path: Path) -> None:
     """Its workers find all of it in their fork server, and there is nothing else there: no other
     algorithm, nothing of the driver. Without compilation there is no compiler, which takes as long
-    as torch itself."""
-    words = f"train {algo} --env CartPole-v1 --serial --quiet --train-for-env-steps 3000".split()
-    own = {"appo": "ppo", "ddppo": "ppo", "apex": "dqn"}[algo.split()[0]]
-    others = {"ppo", "pqn", "dqn", "sac", "td3", "marwil"} - {own}
+    as torch itself. The runs are forks of one process that has imported torch."""
+    more = "--env CartPole-v1 --serial --quiet --train-for-env-steps 3000 --run-dir"
+    runs = [
+        (f"train {words} {more} {tmp_path / str(number)}".split(), own)
+        for number, (words, own) in enumerate(RUNS.items())
+    ]
     script = f"""
 import os, sys
+import gymnasium, torch
+for words, own in {runs}:
+    if os.fork() == 0:
+        break
+    assert os.wait()[1] == 0, words
+else:
+    sys.exit()
 from sampleforge.cli.train import parse_config
 from sampleforge.runtime.processes import PRELOADED
 from sampleforge.topologies.config_classes import run_modules
-config = parse_config({words[1]!r}, {words[2:]})
-others = {{f"sampleforge.algorithms.{{name}}" for name in {others}}}
-assert not others & set(sys.modules), "the config needs none of them"
-driver = set(sys.modules)
+names = {{"ppo", "pqn", "dqn", "sac", "td3", "marwil"}} - {{own}}
+others = {{f"sampleforge.algorithms.{{name}}" for name in names}}
+config = parse_config(words[1], words[2:])
+of_driver = set(sys.modules)
+assert not others & of_driver
 os.environ[PRELOADED] = " ".join(run_modules(config))
 import sampleforge.runners.preload
 preloaded = set(sys.modules)
 assert not others & preloaded
-assert not {{"rich", "tensorboardX", "pandas", "matplotlib"}} & (preloaded - driver)
+assert not {{"rich", "tensorboardX", "pandas", "matplotlib"}} & (preloaded - of_driver)
 from sampleforge.cli import main
-assert main({[*words, "--run-dir", str(tmp_path / "run")]}) == 0
+assert main(words) == 0
 assert "torch._dynamo" not in sys.modules
 late = {{name for name in set(sys.modules) - preloaded if name.startswith({OF_WORKERS})}}
 assert not late, late

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,17 @@ def unmirrored(module: str) -> bool:
     return not (PACKAGE / f"{module.removeprefix('test_')}.py").is_file()
 
 
+@cache
+def modules() -> frozenset[str]:
+    """The full names of all modules under tests/."""
+    return frozenset(map(dotted, (REPO / "tests").rglob("*.py")))
+
+
 def foreign_tests(module: str, text: str) -> list[str]:
     """The test modules, and the conftests, that a module imports."""
-    known = [dotted(path) for path in (REPO / "tests").rglob("*.py")]
     return [
         found.target
-        for found in imports_of(module, False, text, known)
+        for found in imports_of(module, False, text, modules())
         if found.target.split(".")[0] == "tests" and is_of_pytest(found.target)
     ]
 

@@ -64,7 +64,16 @@ def log_probs(policy: LoadedPolicy, episode: StoredEpisode) -> np.ndarray[Any, A
         return distribution.log_prob(taken).numpy()  # type: ignore[union-attr]
 
 
+@pytest.fixture
+def rough_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Q-function is fitted, but only roughly: for tests of what it is fitted to, and of what is
+    made of its values."""
+    rough = partial(cross_fitted_q, iterations=2, updates=5)
+    monkeypatch.setattr("sampleforge.tools.estimate.estimation.cross_fitted_q", rough)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("rough_fits")
 def test_on_the_policys_own_episodes_every_estimate_but_one_is_their_mean(
     run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,13 +152,6 @@ def estimated(
 
 def independent(episodes: list[StoredEpisode], value: bool) -> list[StoredEpisode]:
     return [dataclasses.replace(e, independent=np.full(len(e), value)) for e in episodes]
-
-
-@pytest.fixture
-def rough_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Q-function is fitted, but only roughly: for tests of which episodes it is fitted to."""
-    rough = partial(cross_fitted_q, iterations=2, updates=5)
-    monkeypatch.setattr("sampleforge.tools.estimate.estimation.cross_fitted_q", rough)
 
 
 @pytest.mark.long

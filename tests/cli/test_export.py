@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 
-from sampleforge.api import train
+from sampleforge.api import load_policy, train
 from sampleforge.cli import main
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.onnx_policy import OnnxPolicy
+from sampleforge.tools.export.program import PolicyProgram
 from sampleforge.topologies.config import AppoConfig
 from tests.support import recorded_envs
 
@@ -88,21 +90,22 @@ def test_the_last_line_says_what_was_written(
 
 
 @pytest.mark.long
-def test_each_policy_of_several_is_exported(
+def test_a_policy_of_several_is_exported_by_its_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_of("tuple", tmp_path / "run", num_policies=2)
-    weights = []
-    for policy in ("policy_0", "policy_1"):
-        out = tmp_path / f"{policy}.onnx"
-        assert main(["export", str(run), "--out", str(out), "--policy", policy]) == 0
-        found = last_line(capsys)
-        assert found["max_error"] <= 1e-5 and found["policy"] == policy
-        plain = OnnxPolicy(out)
-        obs = {"obs": np.ones((2, 4), np.float32)}
-        state = plain.initial_state(2)
-        weights.append(plain.act(obs, state, np.ones(2, np.bool_))[1])
-    assert not np.allclose(weights[0], weights[1])
+    run, out = run_of("tuple", tmp_path / "run", num_policies=2), tmp_path / "policy.onnx"
+    assert main(["export", str(run), "--out", str(out), "--policy", "policy_1"]) == 0
+    found = last_line(capsys)
+    assert found["max_error"] <= 1e-5 and found["policy"] == "policy_1"
+    exported, obs = OnnxPolicy(out), torch.ones(2, 4)
+    state = exported.initial_state(2)
+    written = exported.act({"obs": obs.numpy()}, state, np.ones(2, np.bool_))[1]
+    other, same = (
+        PolicyProgram(load_policy(run, trust=True, policy=policy))({"obs": obs, "state": state})
+        for policy in ("policy_0", "policy_1")
+    )
+    assert torch.allclose(written, same["next_state"], atol=1e-5)
+    assert not torch.allclose(written, other["next_state"], atol=1e-3)
     assert main(["export", str(run), "--out", str(tmp_path / "p.onnx")]) == 2
     assert "say which of them: --policy policy_0" in capsys.readouterr().err
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 
@@ -17,10 +17,11 @@ class Import:
     """It runs when the importer is imported: not in a function, not for type checkers only."""
 
 
-def imports_of(module: str, is_package: bool, text: str, known: Iterable[str]) -> Iterator[Import]:
+def imports_of(
+    module: str, is_package: bool, text: str, known: Collection[str]
+) -> Iterator[Import]:
     """Every import in the text, wherever it stands. `from a import b` means a.b if that is a module
     we know, else a."""
-    known = set(known)
     for node, at_import in walk(ast.parse(text), True):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
