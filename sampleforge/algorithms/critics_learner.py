@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sampleforge.algorithms.algorithm import LearnerPlace
 from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.critics_passes import has_passes
 from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
 from sampleforge.algorithms.learning import GradientLearner, Update, to_floats
 from sampleforge.algorithms.precision import autocast
@@ -85,6 +86,13 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
 
     def _adam(self, flat: FlatParameters) -> Optimiser:
         return Adam(flat, (0.9, 0.999), self._config.adam_eps)
+
+    @property
+    def _by_hand(self) -> bool:
+        """Whether gradients are computed by hand: by a learner without others, of networks of which
+        there are such passes."""
+        alone = self.averaging.solo and self._precision == "fp32"
+        return alone and has_passes(self.model, self.critics)
 
     def update(self, batch: ReplaySample, progress: float) -> Update:
         """Learn from one sample, or from this learner's part of it.

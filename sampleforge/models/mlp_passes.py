@@ -254,9 +254,10 @@ def is_dense(trunk: Trunk) -> bool:
     return encoder.vector.out_features <= MOST_INPUTS
 
 
-def is_trained(model: nn.Module) -> bool:
-    """Return whether all parameters are trained, flat and in float32."""
-    return all(p.grad is not None and p.dtype == torch.float32 for p in model.parameters())
+def is_trained(model: nn.Module, but: Sequence[Tensor | None] = ()) -> bool:
+    """Return whether all parameters ``but`` these are trained, flat and in float32."""
+    parameters = [p for p in model.parameters() if all(p is not other for other in but)]
+    return all(p.grad is not None and p.dtype == torch.float32 for p in parameters)
 
 
 def dense_passes(trunk: Trunk) -> DensePasses:

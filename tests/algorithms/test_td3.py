@@ -42,9 +42,12 @@ def value(critics: Any, number: int, obs: Tensor, action: Tensor) -> Tensor:
     return x[0]
 
 
-def test_gradients_and_targets_of_an_update_are_those_of_the_papers_sums() -> None:
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_gradients_and_targets_of_an_update_are_those_of_the_papers_sums(by_hand: bool) -> None:
     config, batch = td3_config(), sample()
     learner = td3_learner(config)
+    assert learner._passes is not None
+    learner._passes = learner._passes if by_hand else None
     for seed in range(4):
         learner.update(sample(seed=seed + 5), 0.0)  # so that the targets are others
     actor, critics, target, target_actor = (

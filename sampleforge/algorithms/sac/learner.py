@@ -14,7 +14,7 @@ from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.precision import autocast
 from sampleforge.algorithms.sac.config import SacLossConfig
 from sampleforge.algorithms.sac.loss import actor_loss, draw, soft_targets, temperature_loss
-from sampleforge.algorithms.sac.passes import SacPasses, passes_of
+from sampleforge.algorithms.sac.passes import SacPasses
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.replay.transitions import Transitions
@@ -47,8 +47,7 @@ class SacLearner(CriticsLearner[SacLossConfig]):
         self._of_temperature = self._add_optimiser(
             "temperature_optimiser", self.temperature, self._adam
         )
-        by_hand = self.averaging.solo and place.precision == "fp32"
-        self._passes = passes_of(model, critics, self.target) if by_hand else None
+        self._passes = SacPasses(model, critics, self.target) if self._by_hand else None
 
     def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
         return (*super()._moved(acts), *((self._of_temperature,) if acts else ()))
@@ -58,11 +57,13 @@ class SacLearner(CriticsLearner[SacLossConfig]):
         if self._passes is None:
             metrics, errors = super()._gradients(drawing)
         else:
-            metrics, errors = self._by_hand(self._passes, drawing)
+            metrics, errors = self._gradients_of(self._passes, drawing)
         return metrics | temperature, errors
 
     @torch.no_grad()
-    def _by_hand(self, passes: SacPasses, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
+    def _gradients_of(
+        self, passes: SacPasses, drawing: Drawing
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Return what `_gradients` returns, for a learner without others."""
         temperature = self.temperature()
         actions = unit_actions(self.critics.layout, drawing.batch.actions)

@@ -16,8 +16,9 @@ from sampleforge.algorithms.critics_learner import (
 )
 from sampleforge.algorithms.precision import autocast
 from sampleforge.algorithms.td3.config import Td3LossConfig
+from sampleforge.algorithms.td3.passes import Td3Passes
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.critics import Critics
+from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.replay.transitions import Transitions
 
 TD3_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_noise", "target_noise_clip")
@@ -38,13 +39,30 @@ class Td3Learner(CriticsLearner[Td3LossConfig]):
         super().__init__(model, critics, config, place, TD3_HYPERPARAMETERS, others)
         self.target_actor.normaliser = model.normaliser
         self._averaged_actor = flat_data(self.target_actor, model)
+        targets = self.target_actor, self.target
+        self._passes = Td3Passes(model, critics, targets) if self._by_hand else None
+
+    def _gradients(self, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
+        if self._passes is None:
+            return super()._gradients(drawing)
+        actions = unit_actions(self.critics.layout, drawing.batch.actions)
+        noise = self._smoothing(drawing.noise[0])
+        metrics, errors = self._passes.gradients(drawing, actions, noise)
+        metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
+        if drawing.acts:
+            metrics["grad_norm"] = self._clip_gradient(self._of_actor)
+        return metrics, errors
+
+    def _smoothing(self, noise: Tensor) -> Tensor:
+        """Return the noise of the targets' actions, given standard normal numbers."""
+        clip = self._config.target_noise_clip
+        return (noise * self._config.target_noise).clamp(-clip, clip)
 
     @torch.no_grad()
     def _targets(self, batch: Transitions, noise: Tensor) -> Tensor:
-        clip = self._config.target_noise_clip
         with autocast(self._device, self._precision):
             actions = self._actions(self.target_actor, batch)
-            actions = actions + (noise * self._config.target_noise).clamp(-clip, clip)
+            actions = actions + self._smoothing(noise)
             features = self.target.features(self._normalised(batch.next_obs))
             values = self.target(features, actions.clamp(-1.0, 1.0)).float()
         targets: Tensor = batch.returns + batch.discount * values.amin(0)
