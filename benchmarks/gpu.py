@@ -1,14 +1,14 @@
-"""Everything that has to be measured on a GPU, as one command of less than ten minutes.
+"""Everything that has to be measured on a GPU, as one command of a quarter of an hour.
 
     python benchmarks/gpu.py --out gpu.md            # and gpu.json beside it
     python benchmarks/gpu.py --device cpu            # small: shows that the command works
 
-It runs the tests marked ``gpu``; Breakout with APPO (policy workers and inline inference, compiled
-passes, CUDA graphs), Ape-X (frames in the machine's memory, and on the GPU) and DD-PPO (a rank per
-GPU), each beside the simulator's own rate; profiles a learner's update and a forward pass; and
-trains MinAtar/Breakout in bf16. Each section is a process of its own. If it fails or takes too
-long, the report has its error, and the next section goes on. A section for which no time is left is
-skipped. The report is written after every section.
+It runs the tests marked ``gpu``; every algorithm with every feature; Breakout with APPO (policy
+workers and inline inference, compiled passes, no CUDA graphs), Ape-X (frames in the machine's
+memory, and on the GPU) and DD-PPO (a rank per GPU), each beside the simulator's own rate; profiles
+the updates of learners and a forward pass; and trains MinAtar/Breakout in bf16. Each section is a
+process of its own. If it fails or takes too long, the report has its error, and the next section
+goes on. A section for which no time is left is skipped. The report is written after every section.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
-BUDGET = 570.0
+BUDGET = 1000.0
 """Seconds for all sections together."""
 LEAST = 15.0
 """Seconds without which no section begins."""
@@ -124,8 +124,6 @@ def benchmark(algo: str, *flags: str, peak: bool = True) -> Callable[[Setting, f
     """Return the section's function that runs ``train ALGO --benchmark`` on Breakout."""
 
     def run(setting: Setting, limit: float) -> dict[str, Any]:
-        if "--cuda-graphs" in flags and setting.small:
-            raise NotHere("CUDA graphs need a GPU")
         if "--replay-gpu-memory" in flags and setting.small:
             raise NotHere("the GPU's copies of frames need a GPU")
         given = SMALL_REPLAY if setting.small and "--replay-capacity" in flags else flags
@@ -171,6 +169,29 @@ def show_benchmark(result: dict[str, Any]) -> str:
     if idle:
         lines += [f"Policy workers are idle for {idle[0]['share']:.1%} of their time.", ""]
     return "\n".join([*lines, f"Bottleneck: {verdict['bottleneck']}{hint}"])
+
+
+def features(setting: Setting, limit: float) -> dict[str, Any]:
+    """Run `benchmarks/gpu_features.py`: every algorithm with every feature."""
+    only = ["--only", "appo: vectors", "sac"] if setting.small else []
+    with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+        command = [sys.executable, str(HERE / "gpu_features.py"), "--device", setting.device]
+        command += ["--seconds", f"{0.6 * limit:.0f}", *only]
+        found = called(command, limit, Path(folder))
+    return {"pairs": json.loads(found.splitlines()[-1])}
+
+
+def show_features(result: dict[str, Any]) -> str:
+    rows = [
+        [name, "passed" if of["ok"] else f"**{of['error']}**", f"{of['seconds']:.0f}"]
+        for name, of in result["pairs"].items()
+    ]
+    failed = [
+        f"{name}:\n\n```\n{of['output']}\n```"
+        for name, of in result["pairs"].items()
+        if "output" in of
+    ]
+    return "\n\n".join([machine.table(["algorithm: feature", "", "s"], rows), *failed])
 
 
 def gpu_tests(setting: Setting, limit: float) -> dict[str, Any]:
@@ -264,52 +285,52 @@ def show_tests(result: dict[str, Any]) -> str:
     return "\n".join([f"`pytest -m gpu`: {result['summary']}", *result["skips"][:10]])
 
 
-GRAPHS = ("--cuda-graphs",)
+EAGER = ("--no-cuda-graphs",)
+VIZDOOM = "VizdoomBasic-v1"
 WORKER, INLINE = ("--inference", "worker"), ("--inference", "inline")
 SMALL_REPLAY = ("--learning-starts", "1000", "--replay-capacity", "20000")
 FAST_START = ("--learning-starts", "5000", "--replay-capacity", "400000")
 SECTIONS = [
-    Section("tests", "Tests marked `gpu`", 60, gpu_tests, show_tests),
+    Section("tests", "Tests marked `gpu`", 90, gpu_tests, show_tests),
+    Section("features", "Every algorithm with every feature", 300, features, show_features),
+    Section("appo-worker", "Breakout, APPO", 70, benchmark("appo", *WORKER), show_benchmark),
     Section(
-        "appo-worker",
-        "Breakout, APPO, policy workers",
-        *(70, benchmark("appo", *WORKER), show_benchmark),
+        "appo-two-workers",
+        "Breakout, APPO, two policy workers",
+        *(55, benchmark("appo", *WORKER, "--num-policy-workers", "2", peak=False), show_benchmark),
     ),
     Section("learner", "Profile: a learner's update", 70, profile("learner"), show_profile),
+    Section("apex", "Breakout, Ape-X", 80, benchmark("apex", *FAST_START), show_benchmark),
     Section(
-        "apex",
-        "Breakout, Ape-X",
-        *(80, benchmark("apex", *FAST_START), show_benchmark),
+        "apex-gpu-frames",
+        "Breakout, Ape-X, frames on the GPU",
+        *(
+            70,
+            benchmark("apex", *FAST_START, *("--replay-gpu-memory", "8"), peak=False),
+            show_benchmark,
+        ),
     ),
-    Section(
-        "appo-graphs",
-        "Breakout, APPO, policy workers, CUDA graphs",
-        *(55, benchmark("appo", *WORKER, *GRAPHS, peak=False), show_benchmark),
-    ),
+    Section("sac", "Profile: SAC's update", 60, profile("sac"), show_profile),
     Section(
         "appo-inline",
         "Breakout, APPO, inline inference",
         *(60, benchmark("appo", *INLINE, peak=False), show_benchmark),
     ),
     Section(
+        "appo-eager",
+        "Breakout, APPO, gradient steps without a graph",
+        *(55, benchmark("appo", *WORKER, *EAGER, peak=False), show_benchmark),
+    ),
+    Section(
         "ddppo",
         "Breakout, DD-PPO, a rank per device",
         *(70, benchmark("ddppo"), show_benchmark),
-    ),
-    Section(
-        "apex-gpu-frames",
-        "Breakout, Ape-X, frames on the GPU, CUDA graphs",
-        *(
-            70,
-            benchmark("apex", *FAST_START, *("--replay-gpu-memory", "8"), *GRAPHS, peak=False),
-            show_benchmark,
-        ),
     ),
     Section("inference", "Profile: a forward pass", 60, profile("inference"), show_profile),
     Section("bf16", "bf16 learns", 130, bf16_learns, show_bf16),
     Section(
         "appo-compiled",
-        "Breakout, APPO, policy workers, compiled passes",
+        "Breakout, APPO, compiled passes",
         *(90, benchmark("appo", *WORKER, "--compile", peak=False), show_benchmark),
     ),
 ]
@@ -330,7 +351,13 @@ def _breakout(measured: dict[str, Any]) -> list[str]:
     peak = measured.get("appo-worker", {}).get("peak_frames_per_s")
     runs = {
         name: measured[name]["frames_per_s"]
-        for name in ("appo-worker", "appo-inline", "appo-graphs", "appo-compiled")
+        for name in (
+            "appo-worker",
+            "appo-two-workers",
+            "appo-inline",
+            "appo-eager",
+            "appo-compiled",
+        )
         if name in measured
     }
     if not runs or not peak:

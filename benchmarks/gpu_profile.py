@@ -17,22 +17,32 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from cases import filled_slots, prepared, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
+from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.averaging import Local
 from sampleforge.algorithms.captured import CudaGraphs
+from sampleforge.algorithms.experience import WHOLE
 from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.compiled import compile_passes
+from sampleforge.replay.sample_batches import ReplaySample
+from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ResumePoint, make_learner
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+from sampleforge.topologies.builders import ResumePoint, make_learner, seeded
+from sampleforge.topologies.critics_config import SacConfig
+from sampleforge.topologies.critics_defaults import resolve_defaults
+from sampleforge.topologies.ppo_config import AppoConfig
 from tests.support.pairings import network_maker, plan_of
 
 TOP = 12
@@ -63,9 +73,9 @@ def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[B
 def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> PpoLearner:
     maker = network_maker(config, spec, 0)
     learner: PpoLearner = make_learner(maker, plan, ResumePoint(0))
-    if how == "compiled":
-        compile_passes(learner.model, torch.device(plan.device))
-    if how == "graph":
+    if "compiled" in how:
+        compile_passes(learner.model)
+    if "graph" in how:
         learner.use_graphs(CudaGraphs(torch.device(plan.device)))
     return learner
 
@@ -162,9 +172,59 @@ def learner_steps(device: torch.device, seconds: float) -> dict[str, Any]:
 
     result["eager"] = guarded(lambda: measured("eager"))
     if device.type == "cuda":
-        result["compiled"] = guarded(lambda: measured("compiled"))
+        for how in ("compiled", "graph", "compiled graph"):
+            result[how] = guarded(lambda how=how: measured(how))  # type: ignore[misc]
+    return result
+
+
+def sac_updates(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Measure and profile SAC's updates at HalfCheetah's sizes, operation by operation and as a
+    graph."""
+    spec = EnvSpec(
+        "HalfCheetah",
+        {"obs": ArraySpec((17,), "float32")},
+        {"action": ActionSpec("box", (6,), "float32", low=(-1.0,) * 6, high=(1.0,) * 6)},
+    )
+    config = resolve_defaults(SacConfig(env="HalfCheetah-v5"), spec)
+    assert config.batch_size is not None
+    samples = [sac_sample(spec, config.batch_size, seed) for seed in range(8)]
+    result: dict[str, Any] = {"batch": config.batch_size}
+
+    def measured(how: str) -> dict[str, Any]:
+        with seeded(1):
+            network = SAC.new_network(config, spec)
+            place = LearnerPlace(spec, device, "fp32", 1, 2, Local(), None, WHOLE)
+            learner: Any = SAC.new_learner(config, network, place)
+        if how == "graph":
+            learner.use_graphs(CudaGraphs(device))
+        each = cycle(samples)
+        for _ in range(6):
+            learner.update(next(each), 0.0)
+        of = seconds_of(lambda: learner.update(next(each), 0.0), seconds, device)
+        figures = {"update_ms": of * 1e3, "updates_per_s": 1.0 / of}
+        return figures | profiled(lambda: learner.update(next(each), 0.0), device)
+
+    result["eager"] = guarded(lambda: measured("eager"))
+    if device.type == "cuda":
         result["graph"] = guarded(lambda: measured("graph"))
     return result
+
+
+def sac_sample(spec: EnvSpec, rows: int, seed: int) -> ReplaySample:
+    random = np.random.default_rng(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(random.normal(size=(rows, *shape)).astype(np.float32))
+
+    items = Transitions(
+        obs={"obs": drawn(*spec.observations["obs"].shape)},
+        actions={"action": drawn(*spec.actions["action"].shape).tanh()},
+        returns=drawn(),
+        discount=torch.full((rows,), 0.99),
+        next_obs={"obs": drawn(*spec.observations["obs"].shape)},
+        scaled_probability=torch.ones(rows, dtype=torch.float64),
+    )
+    return ReplaySample(items, 0.4, trained=rows)
 
 
 def inference(device: torch.device, seconds: float) -> dict[str, Any]:
@@ -266,9 +326,10 @@ def two_streams(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    kinds: dict[Literal["learner", "inference"], Callable[[torch.device, float], Any]] = {
+    kinds: dict[Literal["learner", "inference", "sac"], Callable[[torch.device, float], Any]] = {
         "learner": learner_steps,
         "inference": inference,
+        "sac": sac_updates,
     }
     parser.add_argument("what", choices=list(kinds))
     parser.add_argument("--device", default="cuda")

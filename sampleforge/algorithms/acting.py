@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -72,6 +72,10 @@ class Acted(NamedTuple, Generic[T]):
 class Chooser(Protocol):
     """Chooses actions. ``distribution``: what the network's ``choices`` returns for B rows;
     ``rows`` int64 [B]: the numbers of the env rows in the run."""
+
+    def begin(self) -> Hashable:
+        """Called before each step: note what the choice depends on besides its arguments. Return
+        what decides which operations it takes; None if they are always the same."""
 
     def __call__(
         self, distribution: Any, is_first: torch.Tensor, rows: torch.Tensor
@@ -146,7 +150,7 @@ class Acting:
         they work for batches of any size. No random numbers are drawn."""
         assert isinstance(self._network, ActorCritic), "the config refuses --compile for others"
         self._direct = None
-        compile_passes(self._network, self._device)
+        compile_passes(self._network)
         for rows in sizes:
             obs = {
                 name: torch.zeros(
@@ -159,7 +163,6 @@ class Acting:
             with autocast(self._device, self._precision):
                 self._network.step(obs, state, is_first)
 
-    @torch.inference_mode()
     def act(
         self,
         obs: dict[str, torch.Tensor],
@@ -169,6 +172,25 @@ class Acting:
     ) -> Acted[torch.Tensor]:
         """Return actions for observation leaves [B, ...], recurrent state [B, S] and ``is_first``
         (bool [B]). ``rows`` (int64 [B]) are the numbers of the env rows in the run."""
+        self.begin(len(is_first))
+        return self.compute(obs, state, is_first, rows)
+
+    def begin(self, count: int) -> Hashable:
+        """Count a step of ``count`` rows, which `compute` computes next. Return what decides which
+        operations that takes; see `Chooser`."""
+        self._acted += count
+        return self._choose.begin()
+
+    @torch.inference_mode()
+    def compute(
+        self,
+        obs: dict[str, torch.Tensor],
+        state: torch.Tensor,
+        is_first: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> Acted[torch.Tensor]:
+        """Return what `act` returns, after `begin`: operations on the device alone, which can be
+        recorded and repeated."""
         with autocast(self._device, self._precision):
             distribution, values, state = self._network.choices(obs, state, is_first)
         if self._place.given is None:
@@ -178,8 +200,12 @@ class Acting:
         columns = self._columns(distribution, values, actions)
         if self._place.recorded:
             columns |= self._choose.recorded(distribution, rows)
-        self._acted += len(is_first)
         return Acted(actions, columns, state)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The generator of all of its random numbers."""
+        return self._place.generator
 
     def act_on_arrays(
         self, obs: dict[str, Array], state: Array, is_first: Array, rows: torch.Tensor

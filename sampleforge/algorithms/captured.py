@@ -16,7 +16,7 @@ import torch
 
 from sampleforge.ops.tensors import mapped, tensors_of
 
-MOST = 4
+MOST = 8
 """Graphs that are kept for inputs of different shapes. Each keeps the memory of its work."""
 
 Outputs = dict[str, torch.Tensor]
@@ -31,19 +31,23 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """The graphs of a CUDA device. All of them share one pool of memory, because only one runs at a
-    time and its results are read before the next one."""
+    """The graphs of a CUDA device. ``generators``: those that recorded work may draw from; each
+    replay goes on with them.
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool: Any = torch.cuda.graph_pool_handle()
+    Each graph has memory and a stream of its own, so that one can be dropped while others live:
+    what graphs share is freed, or counted as gone, with the first of them."""
+
+    def __init__(self, device: torch.device, *generators: torch.Generator) -> None:
+        self._device = device
+        self._generators = generators
 
     def record(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         graph: Any = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # Other threads go on copying to the device: only calls of this thread are checked.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = work()
         return graph.replay, results
 
@@ -58,11 +62,12 @@ class _Captured:
 class CapturedWork:
     """``work(inputs)`` from a graph, if the inputs have the same shapes as those before.
 
-    The inputs are a dataclass of tensors, and of dicts and dataclasses of them. ``work`` may not
-    wait for the device and may not draw random numbers; its results are valid until the next call.
-    ``fixed()`` returns the values that are fixed in a graph; where they change, all graphs are
-    dropped. Inputs of new shapes are worked on eagerly, so that the libraries choose their kernels;
-    a graph is recorded when inputs of the same shapes follow.
+    The inputs are a dataclass of tensors, and of dicts and dataclasses of them; with ``in_place``
+    those of the same shapes are always the same tensors. ``work`` may not wait for the device, and
+    may draw random numbers only from generators that ``graphs`` knows; its results are valid until
+    the next call. ``fixed()`` returns the values that are fixed in a graph; where they change, all
+    graphs are dropped. Inputs of new shapes are worked on eagerly, so that the libraries choose
+    their kernels; a graph is recorded when inputs of the same shapes follow.
     """
 
     def __init__(
@@ -70,10 +75,13 @@ class CapturedWork:
         work: Callable[[Any], Outputs],
         graphs: Graphs,
         fixed: Callable[[], Hashable] = lambda: None,
+        *,
+        in_place: bool = False,
     ) -> None:
         self._work = work
         self._graphs = graphs
         self._fixed = fixed
+        self._in_place = in_place
         self._valid_for: Hashable = None
         self._latest: Hashable = None  # the shapes of the latest inputs
         self._captured: dict[Hashable, _Captured] = {}  # the graph that was used last at the end
@@ -92,14 +100,19 @@ class CapturedWork:
                 return self._work(inputs)
             captured = self._capture(inputs)
         self._captured[shapes] = captured
-        for place, value in zip(tensors_of(captured.inputs), values, strict=True):
-            place.copy_(value, non_blocking=True)
+        if not self._in_place:
+            for place, value in zip(tensors_of(captured.inputs), values, strict=True):
+                place.copy_(value, non_blocking=True)
         captured.replay()
         return captured.outputs
 
     def _capture(self, inputs: Any) -> _Captured:
         while len(self._captured) >= MOST:
             del self._captured[next(iter(self._captured))]
-        places = mapped(inputs, lambda x: x.detach().clone(memory_format=torch.contiguous_format))
+        places = inputs if self._in_place else mapped(inputs, _copy)
         replay, outputs = self._graphs.record(lambda: self._work(places))
         return _Captured(places, replay, outputs)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

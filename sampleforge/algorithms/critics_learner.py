@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algorithms.config import CriticsConfig
 from sampleforge.algorithms.critics_passes import has_passes
 from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
@@ -49,6 +51,16 @@ class Drawing(NamedTuple):
     acts: bool
 
 
+@dataclass(frozen=True)
+class _GraphInputs:
+    """The tensors of a `Drawing`."""
+
+    batch: Transitions
+    noise: Tensor
+    weights: Tensor | None
+    share: Tensor
+
+
 class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
     """The policy (``model``), critics and target critics, each with Adam.
 
@@ -83,6 +95,7 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         self._of_actor = self._add_optimiser("actor_optimiser", model, self._adam)
         self._of_critics = self._add_optimiser("critic_optimiser", critics, self._adam)
         self._averaged = flat_data(self.target, critics)
+        self._graphed: dict[bool, CapturedWork] = {}
 
     def _adam(self, flat: FlatParameters) -> Optimiser:
         return Adam(flat, (0.9, 0.999), self._config.adam_eps)
@@ -104,7 +117,12 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
             self._count_observations(seen)
         self._check_frozen()
         drawing = self._drawing(batch)
-        metrics, errors = self._gradients(drawing)
+        if self._graphed:
+            inputs = _GraphInputs(drawing.batch, drawing.noise, drawing.weights, drawing.share)
+            metrics = dict(self._graphed[drawing.acts](inputs))
+            errors = metrics.pop("errors")
+        else:
+            metrics, errors = self._gradients(drawing)
         scalars = to_floats(metrics)
         finite = all(math.isfinite(scalars[n]) for n in scalars if n.endswith("grad_norm"))
         taken = self._moved(drawing.acts)
@@ -115,6 +133,25 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         if drawing.weights is None:
             return Update(scalars, batch.trained)
         return Update(scalars, batch.trained, errors.cpu().numpy().astype(np.float32))
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Compute the gradients of each sample by one of the device's ``graphs`` from now on. Only
+        for a single learner."""
+        assert self.averaging.solo
+
+        def fixed() -> Hashable:
+            rest = self.hyperparameters()
+            del rest["learning_rate"]
+            return tuple(rest.items())
+
+        def work(acts: bool, inputs: _GraphInputs) -> Outputs:
+            metrics, errors = self._gradients(
+                Drawing(inputs.batch, inputs.noise, inputs.weights, inputs.share, acts)
+            )
+            return {**metrics, "errors": errors}
+
+        for acts in (False, True):
+            self._graphed[acts] = CapturedWork(partial(work, acts), graphs, fixed)
 
     def _drawing(self, sample: ReplaySample) -> Drawing:
         """Return what an update computes with."""

@@ -27,11 +27,14 @@ class EpsilonGreedy:
         self._epsilons = epsilons
         self._epsilon = epsilon
 
+    def begin(self) -> None:
+        """Put the epsilon of the moment in the place of those of all rows."""
+        if self._epsilon is not None:
+            self._epsilons.fill_(self._epsilon())
+
     def __call__(
         self, distribution: GreedyActions, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        if self._epsilon is not None:
-            self._epsilons.fill_(self._epsilon())
         return {ACTION: distribution.explore(self._epsilons[rows], self._generator)}
 
     def recorded(self, distribution: GreedyActions, rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ from sampleforge.algorithms.hyperparameters import changed, check_names, values
 from sampleforge.ops.explained_variance import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather, Moments, alone
 from sampleforge.ops.schedules import linear
+from sampleforge.shared.staging import wait_for_copies
 
 Tensors = dict[str, torch.Tensor]
 
@@ -242,8 +243,9 @@ def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return all metrics as floats, copied to the CPU at once. The moments of `value_moments`, if
     they are among them, become ``explained_variance``; it is left out where the targets do not
     vary."""
-    copied = torch.stack([m.detach() for m in metrics.values()]).tolist()
-    floats = dict(zip(metrics, copied, strict=True))
+    stacked = torch.stack([m.detach() for m in metrics.values()])
+    wait_for_copies(stacked.device)
+    floats = dict(zip(metrics, stacked.tolist(), strict=True))
     if MOMENTS[0] in floats:
         explained = explained_variance({name: floats.pop(name) for name in MOMENTS})
         if explained is not None:

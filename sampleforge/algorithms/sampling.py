@@ -22,6 +22,9 @@ class Stochastic:
         self._generator = generator
         self._noise = noise
 
+    def begin(self) -> None:
+        """Nothing changes from step to step."""
+
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:

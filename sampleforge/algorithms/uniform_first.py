@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -33,10 +33,15 @@ class UniformFirst:
         self._then = then
         self._is_uniform = False
 
+    def begin(self) -> Hashable:
+        """Note whether this step's actions are uniform, and return it, with what the other choice
+        depends on."""
+        self._is_uniform = self._progress.env_steps < self._until
+        return self._is_uniform, self._then.begin()
+
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        self._is_uniform = self._progress.env_steps < self._until
         if not self._is_uniform:
             return self._then(distribution, is_first, rows)
         low, high = bounds_of(self._layout, self._generator.device)

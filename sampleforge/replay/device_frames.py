@@ -21,7 +21,7 @@ from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.rollouts.stacks import StackColumn, stack_index
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.staging import page_lock, wait_for_copies
+from sampleforge.shared.staging import wait_for_copies
 
 Indices = npt.NDArray[np.int64]
 NOT_COPIED = -1
@@ -44,8 +44,6 @@ class DeviceFrames:
             name: torch.empty((self.places, *column.shape[1:]), dtype=column.dtype, device=device)
             for name, column in self._host.items()
         }
-        if device.type == "cuda":
-            page_lock(slots.arrays.buffer)
 
     def follow(self, slot: Indices, generation: Indices) -> None:
         """Copy the slots (int64 [B]) of a sample that have a place and are not there yet.

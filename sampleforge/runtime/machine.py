@@ -18,7 +18,7 @@ import psutil
 
 from sampleforge.config import ConfigError
 from sampleforge.runtime.cgroup import cgroup_memory_free
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.processes import available_cores, number_gpus_by_bus
 
 
 def _capability(gpu: int) -> tuple[int, int]:
@@ -50,6 +50,7 @@ def this_machine() -> Machine:
         return machine
     import torch
 
+    number_gpus_by_bus()
     return Machine(len(available_cores()), torch.cuda.device_count())
 
 

@@ -69,11 +69,18 @@ def process_context() -> BaseContext:
     # before any child imports numpy, so that idle thread pools are never created.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    number_gpus_by_bus()
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
+
+
+def number_gpus_by_bus() -> None:
+    """Have CUDA number the GPUs as the driver's own tools do, so that figures belong to the right
+    one. Before CUDA starts."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def start_fork_server(modules: Iterable[str] = ()) -> None:

@@ -1,110 +1,50 @@
-"""Staging: copies between the slots in shared memory and the device of a policy worker or learner.
-
-For a CPU, rows are copied only if they have to be. A CUDA device fetches one block per request or
-slot directly from the slots, whose memory is page-locked, without a copy by the processor in
-between; results are waited for once.
-"""
+"""Copies between host memory and a CUDA device: page-locked memory, streams and waiting."""
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from sampleforge.shared.arrays import SharedArrays
-
-Index = npt.NDArray[np.intp]
-
-
-class Staging(Protocol):
-    """Copies blocks of rows to a device, and results back. Only one thread may use it at a time."""
-
-    def gather(self, array: npt.NDArray[Any], *at: Index) -> torch.Tensor:
-        """Return ``array[at]``, blocks [n, rows, ...], as one batch [n * rows, ...] on the
-        device."""
-
-    def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Return a small array [n, rows, ...] that is not in shared memory as [n * rows, ...] on
-        the device."""
-
-    def back(self, tensors: Sequence[torch.Tensor]) -> list[npt.NDArray[Any]]:
-        """Return all tensors as numpy arrays, after their copies are complete."""
-
-
-class HostStaging:
-    """Staging for a CPU."""
-
-    def gather(self, array: npt.NDArray[Any], *at: Index) -> torch.Tensor:
-        return self.put(array[at])
-
-    def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).flatten(0, 1)
-
-    def back(self, tensors: Sequence[torch.Tensor]) -> list[npt.NDArray[Any]]:
-        return [tensor.numpy() for tensor in tensors]
-
-
-class DeviceStaging:
-    """Staging for ``device``; ``sources`` are the shared arrays that `gather` reads from."""
-
-    def __init__(self, device: torch.device, sources: Sequence[SharedArrays]) -> None:
-        self._device = device
-        self._pins = device.type == "cuda"
-        for source in sources:
-            if self._pins:
-                page_lock(source.buffer)
-
-    def gather(self, array: npt.NDArray[Any], *at: Index) -> torch.Tensor:
-        source = torch.from_numpy(array)
-        whole = source.new_empty(
-            (len(at[0]), *array.shape[len(at) :]), dtype=source.dtype, device=self._device
-        )
-        for block, place in zip(whole, zip(*(i.tolist() for i in at), strict=True), strict=True):
-            block.copy_(source[place], non_blocking=True)
-        return whole.flatten(0, 1)
-
-    def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        host = torch.from_numpy(array).flatten(0, 1)
-        host = host.pin_memory() if self._pins else host
-        return host.to(self._device, non_blocking=True)
-
-    def back(self, tensors: Sequence[torch.Tensor]) -> list[npt.NDArray[Any]]:
-        on_host = []
-        for tensor in tensors:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pins)
-            on_host.append(host.copy_(tensor, non_blocking=True))
-        wait_for_copies(self._device)
-        return [host.numpy() for host in on_host]
-
-
-def staging_to(device: torch.device, sources: Sequence[SharedArrays]) -> Staging:
-    """Return the staging for ``device``; ``sources`` are the shared arrays that it gathers from."""
-    return HostStaging() if device.type == "cpu" else DeviceStaging(device, sources)
-
+log = logging.getLogger(__name__)
 
 _locked: set[int] = set()
-"""Addresses of the buffers that `page_lock` has locked in this process: CUDA refuses to lock one
-twice, and in serial mode learner and policy worker read the same slots."""
+"""Addresses of the buffers that `page_lock` has locked in this process, or could not: CUDA refuses
+to lock one twice, and in serial mode learner and policy worker read the same slots."""
 
 
 def page_lock(buffer: torch.Tensor) -> None:
     """Page-lock the memory of ``buffer``, shared or not, for CUDA, as long as the tensor lives.
 
-    Raises torch.cuda.CudaError if the machine does not allow so much (ulimit -l).
+    Where the machine refuses (containers and WSL may), copies from and to it are slower, and each
+    is waited for: a warning says so.
     """
     address = buffer.data_ptr()
     if address in _locked:
         return
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(int(runtime.cudaHostRegister(address, buffer.nbytes, 0)))
     _locked.add(address)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(runtime.cudaHostRegister(address, buffer.nbytes, 0))
+    if code:
+        _forget_error()
+        log.warning(
+            "CUDA cannot page-lock %.0f MiB of shared memory (%s): copies to and from the GPU are "
+            "slower. In a container, allow it to lock memory (--ulimit memlock=-1)",
+            buffer.nbytes / 2**20,
+            runtime.cudaGetErrorString(runtime.cudaError(code)),
+        )
+        return
     # Not at the interpreter's exit: CUDA may have shut down before.
     weakref.finalize(buffer, _unlock, runtime, address).atexit = False
+
+
+def _forget_error() -> None:
+    """Let CUDA's last error surface here: the next kernel would fail with it otherwise."""
+    with suppress(RuntimeError):
+        torch.zeros((), device="cuda")
 
 
 def _unlock(runtime: Any, address: int) -> None:
@@ -131,6 +71,13 @@ class Fence:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
+def begin_on(device: torch.device) -> None:
+    """Make ``device`` that of everything that this process begins on CUDA without naming one, such
+    as page-locking: on cuda:0 each would open a second context, which takes half a GiB there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+
+
 def side_stream(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which the calling thread's work on a CUDA device goes through a new
     stream."""
@@ -140,6 +87,9 @@ def side_stream(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def wait_for_copies(device: torch.device) -> None:
-    """Wait until all work on the current stream of a CUDA device is complete."""
+    """Wait until all work on the current stream of a CUDA device is complete. The processor core is
+    free meanwhile: by default CUDA would wait in a loop, on a core that an actor needs."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+        reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        reached.record(torch.cuda.current_stream(device))
+        reached.synchronize()

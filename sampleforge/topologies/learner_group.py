@@ -28,6 +28,8 @@ from sampleforge.topologies.builders import (
     new_state,
 )
 from sampleforge.topologies.channels import GroupChannels
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
+from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
 from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.members import MemberChannels, begin_with
 from sampleforge.topologies.rendezvous import GroupRendezvous, local_rendezvous
@@ -97,11 +99,12 @@ class LearnerMaker:
 
 
 def _compile_or_capture(config: Any, learner: Any, device: torch.device) -> None:
-    """Compile the passes of a learner with --compile, and have it launch its work by graphs with
-    --cuda-graphs."""
+    """Compile the passes of a learner with --compile, and have it launch its work by graphs if it
+    can."""
     if getattr(config, "compile", False):
-        compile_passes(learner.model, device)
-    if getattr(config, "cuda_graphs", False):
+        compile_passes(learner.model)
+    runs = isinstance(config, SlotsRunConfig | ReplayRunConfig)
+    if runs and uses_cuda_graphs(config, str(device)):
         learner.use_graphs(CudaGraphs(device))
 
 

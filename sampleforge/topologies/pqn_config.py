@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sampleforge.algorithms.pqn.config import PqnLossConfig
-from sampleforge.config import ConfigError, typed
+from sampleforge.config import ConfigError
 from sampleforge.topologies.config import SlotsRunConfig
 
 
@@ -26,9 +26,8 @@ class PqnConfig(PqnLossConfig, SlotsRunConfig):
                 "--lr-schedule kl_adaptive: a Q-network has no distribution whose KL could be "
                 "held; use constant or linear"
             )
-        for name in ("compile", "cuda_graphs"):
-            if getattr(self, name):
-                raise ConfigError(
-                    f"{typed(name, True)}: pqn has passes of a Q-network, which only its own code "
-                    "computes; leave it out"
-                )
+        if self.compile:
+            raise ConfigError(
+                "--compile: pqn has passes of a Q-network, which only its own code computes; leave "
+                "it out"
+            )

@@ -67,9 +67,10 @@ class LearnersConfig(LearnerProcessConfig):
     learner_devices: tuple[str, ...] = ()
     """Device of each learner, such as cuda:0 cuda:1 (default: --device; with several GPUs and
     learners these take turns)."""
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
     """Launch the gradient steps of an update as one CUDA graph instead of operation by operation:
-    for one learner on a GPU whose batches all have one size, without a recurrent core."""
+    for one learner on a GPU whose batches all have one size, without a recurrent core (default:
+    where that can be)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,13 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algorithms.acting import Acted, Acting
+from sampleforge.algorithms.acting import Acting
 from sampleforge.rollouts.requests import VALUE, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.staging import Staging, staging_to
-
-Places = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
-"""Slots and time steps, int64 [n] each."""
+from sampleforge.shared.staging import begin_on
+from sampleforge.workers.staged_acting import StagedActing, fill, gather, scatter
 
 
 class Inference(Protocol):
@@ -50,8 +48,7 @@ class LocalInference:
     """Inference in the actor itself, whose policy has its weights on ``device``.
 
     With ``together``, requests are collected until `answer`, which answers all of them with one
-    forward pass; otherwise each is answered at once. On a GPU, observations go there from the
-    slots, which it reads itself, and one copy brings back all answers. ``members``: the number of
+    forward pass; otherwise each is answered at once. ``members``: the number of
     members of the population whose splits the actor has in turn. The policy is that of one of them,
     and the numbers of its env rows are those of a run with that one alone.
     """
@@ -75,7 +72,7 @@ class LocalInference:
         streams = [(actor * splits + split) // members for split in range(splits)]
         self._rows = [torch.arange(rows) + stream * rows for stream in streams]
         self._asked: dict[int, tuple[int, int]] = {}
-        self._staging: Staging | None = None
+        self._staged: StagedActing | None = None
         self.state = np.zeros((splits, rows, slots.shape.state_size), np.float32)
         final = slots.shape.spec.observations if slots.final_value is not None else {}
         self.final_obs = {
@@ -83,13 +80,14 @@ class LocalInference:
         }
 
     def start(self) -> None:
+        begin_on(self._device)
         self._acting = self._new_acting()
         if self._device.type != "cpu":
-            self._staging = staging_to(self._device, [self._slots.arrays])
-            self._rows = [rows.to(self._device) for rows in self._rows]
+            shape, splits = self._slots.shape, len(self.state)
+            self._staged = StagedActing(self._acting, shape, self._device, splits)
 
     def ask(self, split: int, slot: int, t: int) -> None:
-        if not self._together and self._staging is None:
+        if not self._together and self._staged is None:
             return self._answer_one(split, slot, t)
         self._asked[split] = slot, t
         if not self._together:
@@ -97,45 +95,44 @@ class LocalInference:
 
     def ask_final(self, split: int, slot: int, t: int) -> None:
         assert self._slots.final_value is not None
-        state = self.state[split : split + 1]
-        leaves = {name: leaf[split : split + 1] for name, leaf in self.final_obs.items()}
-        if self._staging is None:
-            obs = {name: torch.from_numpy(leaf[0]) for name, leaf in leaves.items()}
-            values = self._acting.values(obs, torch.from_numpy(state[0])).numpy()
+        obs, state = {n: leaf[split] for n, leaf in self.final_obs.items()}, self.state[split]
+        if self._staged is None:
+            leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
+            values = self._acting.values(leaves, torch.from_numpy(state)).numpy()
         else:
-            put = self._staging.put
-            obs = {name: put(leaf) for name, leaf in leaves.items()}
-            (values,) = self._staging.back([self._acting.values(obs, put(state))])
+            inputs = self._staged.inputs(1)
+            for name, leaf in obs.items():
+                fill(inputs.obs[name], leaf)
+            fill(inputs.state, state)
+            values = self._staged.values(inputs)
         self._slots.final_value[slot, t] = values
 
     def answer(self) -> None:
         """Answer all open requests with one forward pass."""
         if not self._asked:
             return
-        slots, acting, staging = self._slots, self._acting, self._staging
+        slots, acting, staged = self._slots, self._acting, self._staged
         splits = list(self._asked)
         asked = np.array(list(self._asked.values()))
         at = asked[:, 0], asked[:, 1]
         self._asked.clear()
         acting.refresh()
         numbers = torch.cat([self._rows[split] for split in splits])
-        if staging is not None:
-            obs, first = gathered(slots, at, staging, self._device)
-            acted = acting.act(obs, staging.put(self.state[splits]), first, numbers)
-            after = scatter(slots, at, staging, acted)
+        if staged is not None:
+            inputs = staged.inputs(len(splits))
+            gather(slots, at, inputs)
+            fill(inputs.state, self.state[splits])
+            inputs.rows.copy_(numbers)
+            acted = staged.act(inputs)
         else:
             each = {name: _flat(leaf[at]) for name, leaf in slots.obs.items()}
             for name, stacks in slots.stacks.items():
                 each[name] = stacks.read_rows(*at).numpy()
             known = _flat(self.state[splits]), _flat(slots.first[at])
-            found = acting.act_on_arrays(each, *known, numbers)
-            shape = len(splits), slots.shape.rows
-            for name, action in found.actions.items():
-                slots.actions[name][at] = action.reshape(*shape, *action.shape[1:])
-            for name, column in found.extras.items():
-                slots.extras[name][at] = column.reshape(*shape, *column.shape[1:])
-            after = found.state
+            acted = acting.act_on_arrays(each, *known, numbers)
+        scatter(slots, at, acted)
         slots.version[at] = acting.version
+        after = acted.state
         self.state[splits] = after.reshape(len(splits), slots.shape.rows, after.shape[-1])
 
     def is_answered(self, split: int) -> bool:
@@ -158,31 +155,6 @@ class LocalInference:
         slots.version[slot, t] = acting.version
         if self.state.shape[-1]:
             self.state[split] = acted.state
-
-
-def gathered(
-    slots: TrajectorySlots, at: Places, staging: Staging, device: torch.device
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the observations [n * rows, ...] and beginnings bool [n * rows] at n places (slot, t)
-    of the slots, on ``device``."""
-    obs = {name: staging.gather(leaf, *at) for name, leaf in slots.obs.items()}
-    for name, stacks in slots.stacks.items():
-        obs[name] = stacks.read_rows(*at).to(device, non_blocking=True)
-    return obs, staging.gather(slots.first, *at)
-
-
-def scatter(
-    slots: TrajectorySlots, at: Places, staging: Staging, acted: Acted[torch.Tensor]
-) -> npt.NDArray[np.float32]:
-    """Write the actions and columns of n * rows rows to n places (slot, t); return the next
-    recurrent states [n * rows, S]. One copy brings all of them from the device."""
-    answers = [*acted.actions.values(), *acted.extras.values()]
-    *on_host, after = staging.back([*answers, acted.state])
-    columns = [slots.actions[n] for n in acted.actions] + [slots.extras[n] for n in acted.extras]
-    for column, answer in zip(columns, on_host, strict=True):
-        column[at] = answer.reshape(len(at[0]), slots.shape.rows, *answer.shape[1:])
-    states: npt.NDArray[np.float32] = after
-    return states
 
 
 class RemoteInference:

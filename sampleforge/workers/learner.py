@@ -17,6 +17,7 @@ from sampleforge.rollouts.batch_source import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
+from sampleforge.shared.staging import begin_on
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.callback import WorkerCallbacks
@@ -89,8 +90,7 @@ class LearnerWorker(EventDriven):
     def start(self) -> None:
         settings, device = self._settings, self._batches.device
         limit_threads(settings.threads)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # page-locking would open a context on cuda:0 too
+        begin_on(device)
         self._learner = self._make_learner()
         self._tell_of_update = update_hooks(settings.callbacks)
         self._metrics = ReportMetrics()

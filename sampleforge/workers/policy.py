@@ -13,16 +13,17 @@ from sampleforge.algorithms.acting import Acting
 from sampleforge.rollouts.requests import ACT, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Counters
-from sampleforge.shared.staging import staging_to
+from sampleforge.shared.staging import begin_on
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.inference import gathered, scatter
+from sampleforge.workers.staged_acting import StagedActing, fill, gather, scatter
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
 Index = npt.NDArray[np.intp]
 
 
 class PolicyWorker(EventDriven):
-    """Answers all open requests of its actors with one forward pass. The successor of a killed
+    """Answers the open requests of its actors with one forward pass: all, or on a CUDA device as
+    many as there is a graph for (the others come first in the next one). The successor of a killed
     policy worker answers the open requests again; it draws other actions, because no actor has read
     the first ones."""
 
@@ -52,8 +53,10 @@ class PolicyWorker(EventDriven):
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
         self._count["heartbeat"][0] = monotonic() + MODEL_TIMEOUT
+        begin_on(self._device)
         self._acting = self._new_acting()
-        self._staging = staging_to(self._device, [self._slots.arrays, self._requests.arrays])
+        most = len(self._actors) * self._requests.splits
+        self._staged = StagedActing(self._acting, self._slots.shape, self._device, most)
         self._count["heartbeat"][0] = monotonic()
 
     def step(self) -> bool:
@@ -62,6 +65,10 @@ class PolicyWorker(EventDriven):
         if not len(actors):
             return False
         started = perf_counter()
+        count = self._staged.at_once(len(actors))
+        if count < len(actors):  # the first of the others comes first in the next step
+            self._actors = np.roll(self._actors, -int(np.argmax(self._actors == actors[count])))
+            actors, splits = actors[:count], splits[:count]
         self._acting.refresh()
         acting = self._requests.kind[actors, splits] == ACT
         if acting.any():
@@ -77,31 +84,32 @@ class PolicyWorker(EventDriven):
     def _act(self, actors: Index, splits: Index) -> None:
         """Answer requests for actions: one gather, one forward pass, one write per column."""
         started = perf_counter()
-        slots, requests, staging = self._slots, self._requests, self._staging
+        slots, requests, rows = self._slots, self._requests, self._slots.shape.rows
         at = requests.slot[actors, splits], requests.t[actors, splits]
-        obs, first = gathered(slots, at, staging, self._device)
-        state = staging.gather(requests.state, actors, splits)
+        inputs = self._staged.inputs(len(actors))
+        gather(slots, at, inputs)
+        fill(inputs.state, requests.state[actors, splits])
+        fill(inputs.rows, self._row_numbers(actors, splits))
         self._count["gather_s"] += perf_counter() - started
-        acted = self._acting.act(obs, state, first, self._row_numbers(actors, splits))
-        after = scatter(slots, at, staging, acted)
+        acted = self._staged.act(inputs)
+        scatter(slots, at, acted)
         slots.version[at] = self._acting.version
-        requests.next_state[actors, splits] = after.reshape(len(actors), slots.shape.rows, -1)
+        requests.next_state[actors, splits] = acted.state.reshape(len(actors), rows, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
         """Answer requests for the values of final observations of same-step environments."""
         slots, requests = self._slots, self._requests
         assert slots.final_value is not None
-        staging = self._staging
-        leaves = requests.final_obs.items()
-        obs = {name: staging.gather(leaf, actors, splits) for name, leaf in leaves}
-        values = self._acting.values(obs, staging.gather(requests.state, actors, splits))
+        inputs = self._staged.inputs(len(actors))
+        for name, leaf in requests.final_obs.items():
+            fill(inputs.obs[name], leaf[actors, splits])
+        fill(inputs.state, requests.state[actors, splits])
         at = requests.slot[actors, splits], requests.t[actors, splits]
-        (on_host,) = staging.back([values])
-        slots.final_value[at] = on_host.reshape(len(actors), slots.shape.rows)
+        slots.final_value[at] = self._staged.values(inputs).reshape(len(actors), -1)
 
-    def _row_numbers(self, actors: Index, splits: Index) -> torch.Tensor:
-        """Return the numbers of the env rows in the run, int64 [requests * rows]; see
+    def _row_numbers(self, actors: Index, splits: Index) -> Index:
+        """Return the numbers of the env rows in the run, int64 [requests, rows]; see
         `LocalInference` for those of a population."""
         rows = self._slots.shape.rows
-        first = (actors * self._requests.splits + splits) // self._members * rows
-        return self._staging.put(first[:, None] + np.arange(rows))
+        first: Index = (actors * self._requests.splits + splits) // self._members * rows
+        return first[:, None] + np.arange(rows, dtype=np.intp)

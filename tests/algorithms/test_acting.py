@@ -44,6 +44,9 @@ class Uniform:
         self._generator, self._progress, self._begin = generator, progress, begin
         self._then = Stochastic(generator)
 
+    def begin(self) -> bool:
+        return self._progress.env_steps >= self._begin
+
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:
@@ -62,6 +65,9 @@ class Ladder:
     def __init__(self, place: ActingPlace) -> None:
         assert place.ladder is not None
         self._generator, self._sizes = place.generator, place.ladder
+
+    def begin(self) -> None:
+        pass
 
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor

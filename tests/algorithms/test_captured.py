@@ -3,13 +3,16 @@ it repeats them on the same tensors, with the numbers that they had."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
 
+from sampleforge.algorithms import captured
 from sampleforge.algorithms.captured import CapturedWork, CudaGraphs
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
@@ -18,10 +21,12 @@ from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.models import mlp_passes
 from sampleforge.ops import returns
 from sampleforge.replay.sample_batches import ReplaySample
+from sampleforge.shared.staging import side_stream, wait_for_copies
 from tests.support.graphs import copy_of, rollouts
 from tests.support.learners import config, learner_of
 from tests.support.q_learning import network, transitions
 from tests.support.recorded_graphs import RecordedGraphs
+from tests.support.sac import sac_config, sac_learner, sample, td3_config, td3_learner
 
 CPU = torch.device("cpu")
 
@@ -32,6 +37,14 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     operations does not see it."""
     monkeypatch.setattr(returns, "linear_recurrence", returns.doubling)
     monkeypatch.setattr(mlp_passes, "numpy_tanh_", torch.tanh_)
+
+
+def sac(**more: Any) -> Any:
+    return sac_learner(sac_config(**more))
+
+
+def td3(**more: Any) -> Any:
+    return td3_learner(td3_config(**more))
 
 
 def weights_of(learner: PpoLearner | DqnLearner) -> dict[str, torch.Tensor]:
@@ -129,7 +142,10 @@ def test_work_that_waits_for_the_device_cannot_be_recorded() -> None:
         work(Numbers(torch.ones(3)))
 
 
-def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept() -> None:
+def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(captured, "MOST", 4)
     graphs = RecordedGraphs()
     work = CapturedWork(lambda numbers: {"y": numbers.x * 2}, graphs)
 
@@ -145,6 +161,36 @@ def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept() -> None:
     assert recorded(5, 5, 6, 6, 7, 7, 3, 8, 8) == 4
     assert recorded(3) == 0, "used lately"
     assert recorded(5, 5) == 1, "dropped for newer ones"
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("make", [sac, td3], ids=["sac", "td3"])
+def test_updates_of_critics_from_a_graph_are_those_without_one(
+    make: Callable[..., Any], prioritised: bool
+) -> None:
+    """With a policy that moves in every second update, a loaded state, and another bound of the
+    gradients' norms."""
+    more = {"priority_alpha": 0.6} if prioritised else {}
+    graphs = RecordedGraphs()
+    eager, graphed = (make(actor_interval=2, max_grad_norm=10.0, **more) for _ in range(2))
+    eager._passes = None  # by autograd, as in a graph
+    graphed.use_graphs(graphs)
+    stored: list[Any] = []
+    for number in range(12):
+        for index, learner in enumerate((eager, graphed)):
+            if number == 6:
+                learner.load(*stored[index])
+            if number == 8:
+                learner.change({"max_grad_norm": 0.5})
+        one, other = (learner.update(sample(16, number), 0.0) for learner in (eager, graphed))
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-6)
+        assert (one.errors is None) == (not prioritised)
+        if prioritised:
+            assert one.errors == pytest.approx(other.errors, rel=1e-6)
+        if number == 3:
+            stored = [learner.state() for learner in (eager, graphed)]
+    assert_same(weights_of(eager), weights_of(graphed))
+    assert graphs.recorded == 4, "with and without the policy, before and after the change"
 
 
 @pytest.mark.gpu
@@ -168,6 +214,7 @@ def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
         pytest.skip("torch sees no CUDA device")
     device = torch.device("cuda")
     of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
+    of = replace(of, optimiser="adam")
     make: Callable[[], DqnLearner] = lambda: DqnLearner(  # noqa: E731
         network(1), of, device=device, precision="fp32"
     )
@@ -178,3 +225,70 @@ def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
         one, other = (learner.update(ReplaySample(batch, 0.4), 0.5) for learner in (eager, graphed))
         assert one.errors is not None and other.errors is not None
         assert one.errors == pytest.approx(other.errors, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_of_more_shapes_than_are_kept_stay_valid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dropping a graph must leave the memory of the others alone."""
+    monkeypatch.setattr(captured, "MOST", 4)
+    device = torch.device("cuda")
+    of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
+    of = replace(of, optimiser="adam")
+    eager, graphed = (DqnLearner(network(1), of, device=device, precision="fp32") for _ in range(2))
+    graphed.use_graphs(CudaGraphs(device))
+    sizes = [64, 32, 48, 16, 80, 24]
+    for number, size in enumerate([*sizes, *reversed(sizes), *sizes] * 2):
+        for again in range(2):
+            batch = transitions(size, seed=2 * number + again)
+            one, other = (
+                learner.update(ReplaySample(batch, 0.4), 0.5) for learner in (eager, graphed)
+            )
+            assert one.errors is not None and other.errors is not None
+            assert one.errors == pytest.approx(other.errors, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [{}, {"advantage": "gae", "num_epochs": 2, "minibatch_size": 8}])
+def test_cuda_graphs_follow_a_loaded_state_and_changed_hyperparameters(
+    more: dict[str, Any],
+) -> None:
+    """While another thread copies to the device, as that which fetches the next batch."""
+    device, chosen = torch.device("cuda"), config(**more)
+    eager, graphed = learner_of(chosen, device), learner_of(chosen, device)
+    graphed.use_graphs(CudaGraphs(device))
+    stored: list[Any] = []
+    with copying(device):
+        for number, batch in enumerate(copy_of(batch) for batch in rollouts(chosen, 12)):
+            for index, learner in enumerate((eager, graphed)):
+                if number == 4:
+                    learner.load(*stored[index])
+                if number in (6, 9):
+                    learner.change({"clip_ratio": 0.05 * number, "max_grad_norm": 0.01})
+            one, other = (learner.update(batch, number / 12) for learner in (eager, graphed))
+            assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+            if number == 2:
+                stored = [learner.state() for learner in (eager, graphed)]
+    for name, tensor in weights_of(eager).items():
+        assert torch.allclose(tensor, weights_of(graphed)[name], rtol=1e-3, atol=1e-5), name
+
+
+@contextmanager
+def copying(device: torch.device) -> Iterator[None]:
+    """Let another thread copy page-locked memory to the device, through a stream of its own."""
+    ended = Event()
+
+    def copy() -> None:
+        with side_stream(device):
+            while not ended.is_set():
+                torch.empty(1 << 16).pin_memory().to(device, non_blocking=True)
+                wait_for_copies(device)
+
+    thread = Thread(target=copy)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

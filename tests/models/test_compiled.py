@@ -17,7 +17,6 @@ import torch
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.config import ConfigError
-from sampleforge.models.compiled import compile_passes
 from sampleforge.runtime.machine import lacking
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AppoConfig
@@ -73,37 +72,6 @@ def test_a_row_in_the_middle_of_an_episode_begins_its_noise_anew_after_compiling
         rows, no = torch.arange(8), torch.zeros(8, dtype=torch.bool)
         actions.append(policy.act(obs, torch.zeros(8, 0), no, rows).actions["action"])
     torch.testing.assert_close(actions[1], actions[0])
-
-
-def test_on_a_gpu_a_pass_is_one_cuda_graph_and_first_releases_the_last_outputs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """torch.compile and its CUDA graphs, recorded."""
-    log: list[str] = []
-
-    def compile(function: Any, mode: str | None = None) -> Any:
-        def called(*args: Any) -> Any:
-            log.append(f"{function.__name__}, {mode}")
-            return function(*args)
-
-        return called
-
-    monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: log.append("begin"))
-    model = model_of(config())
-    obs = torch.rand(2, 3, *model_inputs(model))
-    state, first = torch.zeros(3, model.state_size), torch.zeros(2, 3, dtype=torch.bool)
-    plain = model({"obs": obs}, state, first)
-    compile_passes(model, torch.device("cuda"))
-    for _ in range(2):
-        assert torch.equal(model({"obs": obs}, state, first).values, plain.values)
-    model.step({"obs": obs[0]}, state, first[0])
-    forward, step = ["begin", "forward, reduce-overhead"], ["begin", "step, reduce-overhead"]
-    assert log == [*forward, *forward, *step]
-
-
-def model_inputs(model: torch.nn.Module) -> tuple[int, ...]:
-    return tuple(model.normaliser.leaves["obs"].scale.shape)  # type: ignore[union-attr,index]
 
 
 def test_a_missing_compiler_is_said_before_anything_starts(

@@ -9,6 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+WAITS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+"""Operations whose result the processor has to know before it can go on."""
+
 
 class Recorder(TorchDispatchMode):
     """Records every operation, with its arguments, and the tensors that hold its results."""
@@ -20,7 +23,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func in WAITS:
             raise AssertionError("the work waits for the device: a CUDA graph cannot hold that")
         self.operations.append((func, args, kwargs, results))
         return results
@@ -28,13 +31,12 @@ class Recorder(TorchDispatchMode):
     def repeat(self) -> None:
         """Do everything again: on the same tensors, with the same numbers. The results of an
         operation that makes new tensors go where they went before."""
-        with torch.no_grad():
+        with torch.inference_mode():
             for func, args, kwargs, before in self.operations:
                 results = func(*args, **kwargs)
-                if any(r.alias_info is not None for r in func._schema.returns):
-                    continue  # a view, or in place
                 for place, value in zip(_tensors(before), _tensors(results), strict=True):
-                    place.copy_(value)
+                    if place.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+                        place.copy_(value)  # else a view, or in place
 
 
 class RecordedGraphs:

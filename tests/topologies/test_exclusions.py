@@ -34,7 +34,7 @@ ALSO: dict[str, dict[str, Any]] = {
 REFUSED_ALONE = {
     "ddppo": {"sampler_only", "inference", "num_policy_workers"},
     "marwil": {"sampler_only", "benchmark"},
-    "pqn": {"compile", "cuda_graphs"},
+    "pqn": {"compile"},
     "sac": {"model.core"},
     "td3": {"model.core"},
 }

@@ -44,13 +44,16 @@ class CountingPolicy:
     def refresh(self) -> None:
         pass
 
-    def act(self, obs: Any, state: Any, first: Any, rows: Any) -> Acted[torch.Tensor]:
-        count = state.shape[0] * state.shape[1] if state.dim() == 3 else len(state)
+    def begin(self, count: int) -> None:
+        pass
+
+    def compute(self, obs: Any, state: Any, first: Any, rows: Any) -> Acted[torch.Tensor]:
+        count = len(state)
         column = torch.full((count,), float(self.life))
         return Acted(
             actions={"action": torch.full((count,), self.life)},
             extras={"log_prob": column, "value": column},
-            state=state.reshape(count, STATE) + 1,
+            state=state + 1,
         )
 
     def values(self, obs: Any, state: Any) -> torch.Tensor:

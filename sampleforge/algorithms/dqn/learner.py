@@ -35,6 +35,7 @@ from sampleforge.ops.rewards import learned_rewards
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
+from sampleforge.shared.staging import wait_for_copies
 
 SCALE_INTERVAL = 16
 """Learner steps between updates of the rewards' scale, once it is known."""
@@ -235,7 +236,9 @@ def _fetch(
 ) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
     """Copy scalars and errors [B] to the CPU in one copy, which waits for the device once."""
     scalars = torch.stack([m.detach() for m in metrics.values()])
-    both = torch.cat((scalars.double(), errors)).cpu().numpy()
+    joined = torch.cat((scalars.double(), errors))
+    wait_for_copies(joined.device)
+    both = joined.cpu().numpy()
     floats = dict(zip(metrics, both[: len(metrics)].tolist(), strict=True))
     return floats, both[len(metrics) :].astype(np.float32)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.captured import Graphs
 from sampleforge.algorithms.critics_learner import HYPERPARAMETERS, CriticsLearner, Drawing
 from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.precision import autocast
@@ -48,6 +49,10 @@ class SacLearner(CriticsLearner[SacLossConfig]):
             "temperature_optimiser", self.temperature, self._adam
         )
         self._passes = SacPasses(model, critics, self.target) if self._by_hand else None
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        super().use_graphs(graphs)
+        self._passes = None  # by hand they choose rows, for which the processor waits
 
     def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
         return (*super()._moved(acts), *((self._of_temperature,) if acts else ()))

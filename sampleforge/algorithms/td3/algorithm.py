@@ -31,6 +31,9 @@ class NoisyMode:
         self._generator = generator
         self._sizes = sizes
 
+    def begin(self) -> None:
+        """Nothing changes from step to step."""
+
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:

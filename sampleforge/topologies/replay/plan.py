@@ -15,7 +15,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.cuda_graphs import check_cuda_graphs
+from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
     cores_beside_actors,
@@ -109,7 +109,7 @@ def plan_replay(
     workers."""
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
-    check_cuda_graphs(config, device)
+    uses_cuda_graphs(config, device)  # refuses what cannot be
     _check_parts(config.batch_size, config.num_learners)
     sampler = plan_sampler(config, spec, device)
     if not config.is_live:

@@ -10,7 +10,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import lacking
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
-from sampleforge.topologies.cuda_graphs import check_cuda_graphs
+from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
 from sampleforge.topologies.policy_lag import check_asynchronous_lag, policy_lag
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
@@ -43,7 +43,7 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     ``device`` is the resolved device of learner and policy workers.
     """
     sampler = plan_sampler(config, spec, device, fills=config.batch_size)
-    check_cuda_graphs(config, device)
+    uses_cuda_graphs(config, device)  # refuses what cannot be
     if config.compile:
         check_compilers(device, sampler)
     shape = slot_shape(algorithm, config, sampler, spec)

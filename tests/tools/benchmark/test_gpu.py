@@ -73,7 +73,7 @@ def test_targets_are_judged_by_the_best_variant(gpu: Any, tmp_path: Path) -> Non
 def test_the_command_writes_its_report_without_a_gpu(tmp_path: Path) -> None:
     out = tmp_path / "found.md"
     command = [sys.executable, str(REPO / "benchmarks" / "gpu.py"), "--device", "cpu"]
-    command += ["--out", str(out), "--sections", "inference", "appo-graphs"]
+    command += ["--out", str(out), "--sections", "inference", "apex-gpu-frames"]
     path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         command,
@@ -87,8 +87,8 @@ def test_the_command_writes_its_report_without_a_gpu(tmp_path: Path) -> None:
     found = json.loads(out.with_suffix(".json").read_text())
     assert found["device"] == "cpu"
     status = {name: of["status"] for name, of in found["sections"].items()}
-    assert status == {"inference": "ok", "appo-graphs": "skipped"}
+    assert status == {"inference": "ok", "apex-gpu-frames": "skipped"}
     passes = found["sections"]["inference"]["result"]["eager 16"]
     assert passes["pass_ms"] > 0 and passes["top"][0]["name"].startswith("aten::")
     text = out.read_text()
-    assert "no figure of a GPU" in text and "CUDA graphs need a GPU" in text
+    assert "no figure of a GPU" in text and "copies of frames need a GPU" in text
