@@ -56,8 +56,8 @@ class Protocol:
         """Return the settings of a config: defaults, overridden by env_kwargs and then by
         --max-episode-steps. Raises ConfigError for an unknown key or a value of the wrong type."""
         protocol = settings_of(cls, config, flags={"clip": "--reward-clip"})
-        if config.max_episode_steps is not None:
-            frames = config.max_episode_steps * protocol.frameskip
+        if config.max_episode_frames is not None:
+            frames = config.max_episode_frames * protocol.frameskip
             protocol = replace(protocol, max_num_frames_per_episode=frames)
         return protocol
 

@@ -92,7 +92,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     domain, _, task = config.env.removeprefix(PREFIX).partition("-")
     log_warnings()
     env = SuiteTask(domain, task, render_mode, **config.env_kwargs)
-    limit = config.max_episode_steps
+    limit = config.max_episode_frames
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
 
 

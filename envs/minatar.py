@@ -109,14 +109,14 @@ class MinAtarEnv(gym.Env[Any, Any]):
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
     game = GAMES[config.env.removeprefix("MinAtar/").removesuffix("-v1")]
     given: dict[str, Any] = {"max_episode_steps": MAX_EPISODE_STEPS, **config.env_kwargs}
-    if config.max_episode_steps is not None:
-        given["max_episode_steps"] = config.max_episode_steps
+    if config.max_episode_frames is not None:
+        given["max_episode_steps"] = config.max_episode_frames
     return MinAtarEnv(game, render_mode=render_mode, **given)
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     given = config.env_kwargs
-    limit = config.max_episode_steps or int(given.get("max_episode_steps", MAX_EPISODE_STEPS))
+    limit = config.max_episode_frames or int(given.get("max_episode_steps", MAX_EPISODE_STEPS))
     protocol = (
         f"MinAtar, sticky actions {given.get('sticky_action_prob', 0.1)}, difficulty ramping "
         f"{'on' if given.get('difficulty_ramping', True) else 'off'}, "

@@ -249,7 +249,9 @@ def nearest_pixels(source: tuple[int, int, int], shape: tuple[int, int, int]) ->
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> DoomEnv:
-    return DoomEnv(config.env, settings_of(Settings, config), config.max_episode_steps, render_mode)
+    return DoomEnv(
+        config.env, settings_of(Settings, config), config.max_episode_frames, render_mode
+    )
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:

@@ -27,6 +27,9 @@ class EnvConfig(Checked):
     max_episode_steps: int | None = None
     """Truncate episodes after N env steps, which bootstraps from the last observation (default: the
     environment's own limit)."""
+    action_repeat: int = 1
+    """Steps of the environment for which an action is repeated, fewer where the episode ends; their
+    rewards are summed. One action is one env step, and so counts --max-episode-steps."""
     rescale_actions: bool = True
     """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds. Off: it
     acts in the environment's own units."""
@@ -37,4 +40,10 @@ class EnvConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "env_timeout", low=0, above=True)
-        check_range(self, "max_episode_steps", low=1)
+        check_range(self, "max_episode_steps action_repeat", low=1)
+
+    @property
+    def max_episode_frames(self) -> int | None:
+        """``max_episode_steps`` in steps of the environment itself."""
+        limit = self.max_episode_steps
+        return None if limit is None else limit * self.action_repeat

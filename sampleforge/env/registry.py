@@ -121,6 +121,13 @@ def make_vector(
     """
     with making():
         vector = _vector(config, num_rows, seeds, place)
+    if config.action_repeat > 1 and not isinstance(vector, SyncVector):
+        vector.close()
+        raise ConfigError(
+            f"--action-repeat {config.action_repeat}: {config.env} steps its rows or agents "
+            "together, and an action is repeated in single environments of one agent; use "
+            "--env-backend single, if it has any, or repeat the action in the environment"
+        )
     if config.rescale_actions:
         for seat in vector.seats:
             seat.rescale_actions()
@@ -144,7 +151,7 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
     """Return a single environment, of gymnasium or PettingZoo, with its raw rewards, for videos or
-    use by hand; evaluation uses `make_vector`."""
+    use by hand; evaluation uses `make_vector`. It takes each action once."""
     with making():
         return _single(config, render_mode)
 
@@ -167,7 +174,7 @@ def _single(config: EnvConfig, render_mode: str | None) -> Env:
             "that parameter, and pass it on to the environment"
         )
     env: Env = factory(**SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering)
-    limit = config.max_episode_steps
+    limit = config.max_episode_frames
     return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)
 
 
@@ -269,8 +276,8 @@ def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> Env:
     """Return ``gym.make``'s environment, without the checker, which the probe replaces. Raises
     ConfigError, with gymnasium's message on how to install it, if a library is missing."""
     given: dict[str, Any] = dict(config.env_kwargs)
-    if config.max_episode_steps is not None:
-        given["max_episode_steps"] = config.max_episode_steps
+    if config.max_episode_frames is not None:
+        given["max_episode_steps"] = config.max_episode_frames
     if render_mode is not None:
         given["render_mode"] = render_mode
     try:

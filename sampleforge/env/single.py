@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -26,6 +27,7 @@ from sampleforge.env.step_values import (
     number_of,
     numbers_of,
     result_of,
+    reward_of,
     write_flags,
     write_rewards,
 )
@@ -87,7 +89,8 @@ class SyncVector(EnvVector):
         """Create and reset the envs; ``make`` is given the number of the row.
         ``max_episode_steps`` is the limit that ``make`` has set, if the env's spec does not name
         it; ``config.max_episode_steps`` takes precedence and is enforced here. A time limit among
-        the env's own wrappers holds as well, and the spec has the shorter one."""
+        the env's own wrappers holds as well, and the spec has the shorter one. Where actions are
+        repeated, all but ``config.max_episode_steps`` count steps of the envs themselves."""
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
@@ -105,14 +108,17 @@ class SyncVector(EnvVector):
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
-        limit = config.max_episode_steps or max_episode_steps or registered
+        frames = config.max_episode_frames or max_episode_steps or registered
         if (own := own_limit(env)) is not None:  # it ends episodes, whatever the flag allows
-            limit = min(own, limit or own)
+            frames = min(own, frames or own)
+        self._repeat, self._max_frames = config.action_repeat, frames or sys.maxsize
+        limit = None if frames is None else -(-frames // self._repeat)
         spec = env_spec(
             config.env,
             EnvSpaces(env.observation_space, env.action_space, masked),
-            metadata=env.metadata,
-            frame_skip=frame_skip,
+            # A stack has all frames, and slots keep one of each env step.
+            metadata=env.metadata if self._repeat == 1 else None,
+            frame_skip=frame_skip * self._repeat,
             max_episode_steps=limit,
             protocol=protocol,
             reward_shaping=offered_shaping(env, config.env),
@@ -131,6 +137,7 @@ class SyncVector(EnvVector):
 
     def limit_episodes(self, steps: int) -> bool:
         self.spec = dataclasses.replace(self.spec, max_episode_steps=steps)
+        self._max_frames = steps * self._repeat
         self._limits = np.full(self.num_rows, steps, np.int64)
         return True
 
@@ -178,7 +185,11 @@ class SyncVector(EnvVector):
                     value, info = self._reset_row(row)
                     rewards[row], terminated[row], truncated[row] = 0.0, False, False
                 else:
-                    result = env.step(actions[row])
+                    result = (
+                        env.step(actions[row])
+                        if self._repeat == 1
+                        else self._repeated(row, env, actions[row])
+                    )
                     try:
                         value, rewards[row], terminated[row], truncated[row], info = result
                     except (TypeError, ValueError):
@@ -194,6 +205,22 @@ class SyncVector(EnvVector):
                 plain_obs[row] = value
             else:
                 adapter.write(row, value, info, obs)
+
+    def _repeated(self, row: int, env: gym.Env[Any, Any], action: Any) -> Any:
+        """Repeat an action, at most until the episode or its time ends; return the last step's
+        result with the sum of the rewards."""
+        where, total = f"{self.spec.env_id}, row {row}", 0.0
+        left = self._max_frames - int(self._lengths[row]) * self._repeat
+        for _ in range(min(self._repeat, left)):
+            result = env.step(action)
+            try:
+                value, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                refuse_step(result, self.spec.env_id, f"row {row}")
+            total += reward_of(reward, where)
+            if terminated or truncated:
+                break
+        return value, total, terminated, truncated, info
 
     def _take_info(self, row: int, info: Mapping[str, Any]) -> None:
         where = f"{self.spec.env_id}, row {row}"

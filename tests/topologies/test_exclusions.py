@@ -22,7 +22,13 @@ VALUES: dict[str, Any] = {
         "benchmark": True,
     },
     **{"policy_mapping": "a:b", "variable_experience": True, "model": {"core": "gru"}},
-    **{"her": True, "value_distribution": "c51", "input": ["data"], "priority_beta_final": 0.9},
+    **{
+        "her": True,
+        "action_repeat": 2,
+        "value_distribution": "c51",
+        "input": ["data"],
+        "priority_beta_final": 0.9,
+    },
 }
 """A value of each field that is not the default; other tests give what the table names itself."""
 ALSO: dict[str, dict[str, Any]] = {
