@@ -60,6 +60,12 @@ CONTINUOUS = ("sac", "td3")
 BOXES = {"action": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))}
 VECTORS, PLANES = spec((8,), "float32"), spec((10, 10, 4), "bool")
 IMAGES, ATARI = spec((3, 72, 128), "uint8"), spec((4, 84, 84), "uint8", asynchronous=True)
+GOALS = dataclasses.replace(
+    VECTORS,
+    observations=dict.fromkeys(("achieved_goal", "desired_goal"), ArraySpec((3,), "float32")),
+    max_episode_steps=50,
+    has_goals=True,
+)
 KINDS = {"vectors": VECTORS, "planes": PLANES, "images": IMAGES, "images (Atari)": ATARI}
 FAMILIES = {"ALE/": ATARI, "Vizdoom": IMAGES, "MinAtar/": PLANES}
 """Beginning of an environment's id -> the kind of its observations; all others are vectors."""
@@ -108,6 +114,8 @@ def runs() -> Iterator[Run]:
         for preset in preset_names(algo):
             values = preset_values(algo, preset)
             of = next((s for k, s in FAMILIES.items() if values["env"].startswith(k)), VECTORS)
+            of = GOALS if values.get("her") else of
+            of = dataclasses.replace(of, actions=BOXES) if algo in CONTINUOUS else of
             yield Run(f"`{algo} --preset {preset}`", from_plain(make, nested(values), preset), of)
 
 
