@@ -102,6 +102,7 @@ class ReplayShard:
         if memory.leaves is not None:
             self._tree = SumTree(own.count * self._items, memory.leaves)
         self._stored: deque[int] = deque()  # oldest first
+        self._drawable: tuple[tuple[int, int], Indices] = (0, 0), np.empty(0, np.int64)
         self._free: deque[int] = deque(self._all)
         self._inserts = 0
 
@@ -325,7 +326,10 @@ class ReplayShard:
     def _draw_uniformly(self, count: int) -> Indices:
         """Draw items of stored slots uniformly, and draw again in the place of items that cannot be
         learned from."""
-        stored = np.array(self._stored, np.int64) - self._first
+        newest = self._inserts, len(self._stored)  # which stand for what is stored
+        if self._drawable[0] != newest:
+            self._drawable = newest, np.array(self._stored, np.int64) - self._first
+        stored = self._drawable[1]
         usable = self._usable[self._first :].reshape(-1)
         leaves = np.empty(0, np.int64)
         while len(leaves) < count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -88,6 +89,25 @@ def test_a_source_with_enough_samples_does_not_wake_the_shard_for_each_request(
 
 def test_uniform_replay_has_no_tree() -> None:
     assert Replay(alpha=0.0).shards[0]._tree is None
+
+
+def test_uniform_draws_look_at_what_is_stored_once_after_an_insert() -> None:
+    """A replay of a million transitions has 16,000 slots, and samples are many for each insert."""
+
+    class Counted(deque[int]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.looks += 1
+            return super().__iter__()
+
+    replay = Replay(alpha=0.0)
+    (shard,) = replay.shards
+    shard._stored = stored = Counted()
+    for inserts in range(1, 3 * replay.capacity):  # and the oldest are evicted
+        replay.insert()
+        drawn = {int(slot) for _ in range(20) for slot in shard.draw(16).items // STEPS}
+        assert drawn == set(stored) and stored.looks == 2 * inserts  # one is this test's
 
 
 @pytest.mark.long
