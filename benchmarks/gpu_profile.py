@@ -39,10 +39,11 @@ from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.builders import ResumePoint, make_learner, seeded
+from sampleforge.topologies.builders import make_learner, seeded
 from sampleforge.topologies.critics_config import SacConfig
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.ppo_config import AppoConfig
+from sampleforge.topologies.starts import ResumePoint
 from tests.support.pairings import network_maker, plan_of
 
 TOP = 12

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from sampleforge.runners.base import Runner
     from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.spec import EnvSpec
-    from sampleforge.topologies.builders import ResumePoint
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import Pairing
+    from sampleforge.topologies.starts import ResumePoint
 
 START_GRACE = 120.0
 """Seconds beyond --rank-timeout within which all ranks must join at the start, because imports take
@@ -243,9 +243,9 @@ def follower_graph(
     ConfigError if this rank was started with other settings."""
     from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
-    from sampleforge.topologies.builders import PolicyStart, ResumePoint
     from sampleforge.topologies.config import ONLY_POLICY
     from sampleforge.topologies.sampler_plan import run_device
+    from sampleforge.topologies.starts import PolicyStart, ResumePoint
     from sampleforge.workers.callback import RunHooks, for_workers
 
     own = to_plain(config)

@@ -27,9 +27,9 @@ from sampleforge.run.folder.atomic_file import write_json
 from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import seed_of_policy
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import seed_of_policy
 
 
 def _check_agents(config: SlotsRunConfig | ReplayRunConfig, spec: EnvSpec) -> None:

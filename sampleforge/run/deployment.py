@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from sampleforge.runners.base import Runner
     from sampleforge.spec import EnvSpec
-    from sampleforge.topologies.builders import ResumePoint
     from sampleforge.topologies.config import AnyConfig
     from sampleforge.topologies.graph import Graph, Node
     from sampleforge.topologies.registry import Pairing
+    from sampleforge.topologies.starts import ResumePoint
     from sampleforge.workers.worker import WorkerContext
 
 

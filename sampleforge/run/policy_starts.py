@@ -9,14 +9,14 @@ from typing import Any
 from sampleforge.run.folder.opening import StoredPolicy
 from sampleforge.run.folder.resume import ResumeCheckpoint, SaveCheckpoint, frozen_weights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import (
+from sampleforge.topologies.config import PolicyRoles
+from sampleforge.topologies.starts import (
     FrozenStart,
     PolicyStart,
     ResumePoint,
     frozen_starts,
     seed_of_policy,
 )
-from sampleforge.topologies.config import PolicyRoles
 from sampleforge.workers.learner_change import LearnerChange
 
 

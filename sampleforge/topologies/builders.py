@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, NewSeed
@@ -19,35 +18,19 @@ from sampleforge.algorithms.averaging import Averaging, Local
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
-from sampleforge.algorithms.learning import Learner, Tensors
+from sampleforge.algorithms.learning import Tensors
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import OPPONENT, PolicyRoles
 from sampleforge.topologies.sampler_plan import SamplerPlan
-from sampleforge.workers.learner import Save
-from sampleforge.workers.learner_change import LearnerChange
+from sampleforge.topologies.starts import ResumePoint
 
 NewModel = Callable[[], ActorCritic]
 NewActing = Callable[[], Acting]
-
-
-class Resume(Protocol):
-    """The checkpoint from which a run resumes. It can be sent to other processes."""
-
-    def weights(self, model: torch.nn.Module) -> int:
-        """Load the weights into ``model``; return their policy version."""
-
-    def learner(self, learner: Learner) -> None:
-        """Load the whole state into ``learner``."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the plain values of the learner's state."""
 
 
 class RestartCounts(Protocol):
@@ -55,73 +38,6 @@ class RestartCounts(Protocol):
 
     def life(self, worker: int) -> int:
         """Return the number of restarts of a worker so far."""
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """The point at which a run begins: its seed, the totals of earlier runs of the folder, their
-    checkpoint (``resume``), and the folder in which replays are saved."""
-
-    seed: int
-    resumes: int = 0
-    env_steps: int = 0
-    wall_s: float = 0.0
-    resume: Resume | None = None
-    replays: ReplayFolder | None = None
-
-
-@dataclass(frozen=True)
-class PolicyStart:
-    """The point at which one policy of a run begins. ``id``: of its group; ``start``: with the
-    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process.
-    ``hyperparameters``: those in which a new policy differs from the config. ``schedule``: their
-    changes during the run (None: there is no schedule). ``env_steps``: the policy's own in earlier
-    runs of the folder. ``group``: the index of the agent group that it plays."""
-
-    id: str
-    start: ResumePoint
-    save: Save
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    schedule: tuple[LearnerChange, ...] | None = None
-    env_steps: int = 0
-    group: int = 0
-
-
-@dataclass(frozen=True)
-class FrozenStart:
-    """A policy that acts in a run but is not trained. ``start``: with its seed and the checkpoint
-    that it acts from, if there is one; ``snapshots``: the capacity of its pool. ``follows``: the id
-    of the trained policy whose newest weights the pool offers, too (None: only snapshots).
-    ``group``: the index of the agent group that it plays."""
-
-    id: str
-    start: ResumePoint
-    snapshots: int = 1
-    follows: str | None = None
-    group: int = 0
-
-
-def frozen_starts(
-    roles: PolicyRoles, spec: EnvSpec, start: Callable[[int, str], ResumePoint]
-) -> list[FrozenStart]:
-    """Return the starts of the frozen policies of a run. ``start(index, weights)`` returns where
-    one begins; ``index``: its place among all policies of the run; ``weights``: the run folder of
-    its weights."""
-    starts = []
-    for index, (name, weights) in enumerate(roles.frozen.items(), len(roles.trained)):
-        group, own = roles.agent_group(name, spec), start(index, weights)
-        if name == OPPONENT:
-            starts.append(FrozenStart(name, own, roles.pool, roles.trained[0], group))
-        else:
-            starts.append(FrozenStart(name, own, group=group))
-    return starts
-
-
-def seed_of_policy(seed: int, index: int) -> int:
-    """Return the seed of the ``index``-th policy of a run. The first one has the run's seed."""
-    if index == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint32)[0] >> 1)
 
 
 _SEEDING = threading.Lock()

@@ -14,9 +14,10 @@ from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
 from sampleforge.shared.task_board import TaskBoard
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import RestartCounts, ResumePoint
+from sampleforge.topologies.builders import RestartCounts
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.starts import ResumePoint
 
 MakeEnv = Callable[[], EnvVector]
 

@@ -9,8 +9,8 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.builders import FrozenStart
 from sampleforge.topologies.graph import FrozenGroup
+from sampleforge.topologies.starts import FrozenStart
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
 
 

@@ -26,9 +26,9 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.training_clock import ClockTicker, TrainingClock
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.restarts import END_RUN, RestartRule
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.worker import Placement, StopFlag, Worker
 

@@ -22,7 +22,6 @@ from sampleforge.topologies.builders import (
     ActingMaker,
     NetworkMaker,
     PolicySeeds,
-    PolicyStart,
     acting_maker,
     initial_weights,
 )
@@ -38,6 +37,7 @@ from sampleforge.topologies.learner_group import Learners
 from sampleforge.topologies.members import MemberChannels, acting_plan, member_channels
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan, check_memory_of_groups
+from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.stream import PolicyPort

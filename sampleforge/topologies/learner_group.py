@@ -20,13 +20,7 @@ from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import (
-    NetworkMaker,
-    PolicyStart,
-    gradient_bytes,
-    make_learner,
-    new_state,
-)
+from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, make_learner, new_state
 from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
@@ -34,6 +28,7 @@ from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.members import MemberChannels, begin_with
 from sampleforge.topologies.rendezvous import GroupRendezvous, local_rendezvous
 from sampleforge.topologies.restarts import RestartInGroup
+from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner

@@ -14,15 +14,11 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.task_board import TaskBoard
 from sampleforge.spec import ENV_PREFIX
-from sampleforge.topologies.builders import (
-    NetworkMaker,
-    PolicyStart,
-    RestartCounts,
-    new_state,
-)
+from sampleforge.topologies.builders import NetworkMaker, RestartCounts, new_state
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.env_makers import EnvMaker, MakeEnv
 from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.learner_change import (
     ChangeFollower,
     ChangesOfPopulation,

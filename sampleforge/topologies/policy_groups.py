@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import FrozenStart
 from sampleforge.topologies.channels import ActorChannels
 from sampleforge.topologies.evaluator import first_of_each_group
 from sampleforge.topologies.frozen import frozen_group
@@ -19,6 +18,7 @@ from sampleforge.topologies.members import acting_plan
 from sampleforge.topologies.recording import add_recorder, rollout_queue, with_recording
 from sampleforge.topologies.sampler_plan import describe_memory
 from sampleforge.topologies.sampling import add_actors
+from sampleforge.topologies.starts import FrozenStart
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from threadpoolctl import threadpool_info
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import ResumePoint
 from tests.support.graphs import one_policy, spec_of, updates
 
 LOSSES = Path(__file__).parent / "appo_serial.json"

@@ -16,14 +16,10 @@ from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.rollouts.slots import RECORDED
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.training_clock import TrainingClock
-from sampleforge.topologies.builders import (
-    ActingMaker,
-    PolicySeeds,
-    ResumePoint,
-    initial_weights,
-)
+from sampleforge.topologies.builders import ActingMaker, PolicySeeds, initial_weights
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import ResumePoint
 from tests.support.graphs import spec_of
 from tests.support.product import SMALL, small
 

@@ -184,7 +184,7 @@ def test_every_sequence_is_read_from_its_slot_step_and_row(
         pytest.importorskip("lz4")
     graph, plan = checking_graph(sequence_config(core, **change))
     limiter = limiter_of(graph)
-    for _ in serial_rounds(graph, 500):
+    for _ in serial_rounds(graph, 350):
         assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
     worker = learner_worker(graph)
     assert worker._learner.checked > 300

@@ -19,11 +19,11 @@ from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.sample_batches import ReplaySample, SampleBatches
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from tests.support.envs import code_reward, episode_length
 from tests.support.graphs import one_policy, spec_of

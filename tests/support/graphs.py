@@ -17,11 +17,11 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import PolicyStart, ResumePoint
 from sampleforge.topologies.config import ONLY_POLICY, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.workers.worker import WorkerContext
 from tests.support.pairings import plan_of, wire_of
 

@@ -14,10 +14,10 @@ import numpy as np
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import END_RECORDING
 from tests.support.envs import CodeEnv, MaskedEnv
 from tests.support.graphs import one_policy, spec_of

@@ -14,9 +14,9 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.agent_groups import other_agent_groups
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts, seed_of_policy
 from sampleforge.topologies.config import AppoConfig, roles_of_policies
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.starts import PolicyStart, ResumePoint, frozen_starts, seed_of_policy
 from tests.support.envs import code_reward
 from tests.support.graphs import forget, spec_of
 from tests.support.pairings import network_maker, plan_of, wire_of

@@ -26,10 +26,10 @@ from sampleforge.run.session import Session
 from sampleforge.runners.base import Runner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.shared.member_board import Segment
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import PolicyStart, ResumePoint, seed_of_policy
 from tests.support.graphs import forget, resolved, running, spec_of
 from tests.support.pairings import network_maker
 

@@ -31,11 +31,11 @@ from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.mapping import choose_mapping
 from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import PolicyStart, ResumePoint, seed_of_policy
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.policy_mapping import (
     FixedPerStream,

@@ -18,8 +18,9 @@ from sampleforge.rollouts.requests import ACT, VALUE, InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import ResumePoint, policy_seed
+from sampleforge.topologies.builders import policy_seed
 from sampleforge.topologies.graph import COUNTERS
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.inference import RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.worker import MODEL_TIMEOUT

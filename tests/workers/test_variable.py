@@ -27,10 +27,10 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.topologies import ppo_defaults
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.stepping import SteppingInRounds

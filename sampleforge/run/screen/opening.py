@@ -148,10 +148,10 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.topologies.agent_groups import other_agent_groups
-    from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts
     from sampleforge.topologies.config import roles_of_policies
     from sampleforge.topologies.registry import pairing
     from sampleforge.topologies.sampler_plan import run_device
+    from sampleforge.topologies.starts import PolicyStart, ResumePoint, frozen_starts
 
     make_cwd_importable()
     spec, chosen = probe(config), pairing(config)

@@ -38,9 +38,9 @@ from sampleforge.tools.population.member import PUBLISHED, MemberJob, is_finishe
 from sampleforge.tools.population.member_change import MemberRules, shaping_of
 from sampleforge.tools.population.merged_lineage import MergedLineage
 from sampleforge.tools.population.published import Published, PublishedStates
-from sampleforge.topologies.builders import seed_of_policy
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import PbtConfig
+from sampleforge.topologies.starts import seed_of_policy
 
 _RESULTS = "results.json"
 HOPELESS = 3

@@ -44,7 +44,7 @@ from sampleforge.tools.sweep.study import (
     sampler,
     trial_state,
 )
-from sampleforge.topologies.builders import seed_of_policy
+from sampleforge.topologies.starts import seed_of_policy
 
 if TYPE_CHECKING:
     import optuna

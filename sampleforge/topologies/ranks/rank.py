@@ -23,13 +23,7 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import (
-    NetworkMaker,
-    PolicySeeds,
-    PolicyStart,
-    acting_maker,
-    initial_weights,
-)
+from sampleforge.topologies.builders import NetworkMaker, PolicySeeds, acting_maker, initial_weights
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.env_makers import MakeEnv, env_makers, in_threads
 from sampleforge.topologies.graph import GraphBuilder, Node
@@ -37,6 +31,7 @@ from sampleforge.topologies.learner_group import LearnerMaker
 from sampleforge.topologies.ranks.plan import acts_on_device, slot_shape, with_room
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.callback import WorkerCallbacks
 from sampleforge.workers.group_member import GroupMember

@@ -14,7 +14,7 @@ from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import NetworkMaker, PolicyStart, ResumePoint
+from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
@@ -22,6 +22,7 @@ from sampleforge.topologies.ranks.rank import RankContext, add_rank
 from sampleforge.topologies.ranks.wire import edges, notes, single_policy
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.rank_sync import MetricsSync
 

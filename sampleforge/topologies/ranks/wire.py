@@ -16,13 +16,7 @@ from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import (
-    NetworkMaker,
-    PolicyStart,
-    ResumePoint,
-    gradient_bytes,
-    new_state,
-)
+from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, new_state
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.evaluator import add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
@@ -31,6 +25,7 @@ from sampleforge.topologies.ranks.rank import RankContext, add_rank
 from sampleforge.topologies.recording import add_recorder, rollout_queue, with_recording
 from sampleforge.topologies.rendezvous import local_rendezvous, member_devices
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 
 

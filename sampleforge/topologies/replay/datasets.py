@@ -13,7 +13,7 @@ from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.shares import Shares
 from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ActingMaker, PolicySeeds, ResumePoint
+from sampleforge.topologies.builders import ActingMaker, PolicySeeds
 from sampleforge.topologies.channels import ActorChannels
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
@@ -22,6 +22,7 @@ from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.given_actions import DatasetRows
 from sampleforge.workers.inference import LocalInference

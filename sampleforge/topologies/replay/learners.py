@@ -22,11 +22,11 @@ from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.rendezvous import learner_devices
 from sampleforge.topologies.replay.channels import ReplayChannels
 from sampleforge.topologies.replay.plan import ReplayPlan
+from sampleforge.topologies.starts import ResumePoint
 
 
 def sample_batches(

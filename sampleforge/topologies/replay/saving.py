@@ -11,9 +11,9 @@ from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder, geometry, s
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.replay.plan import ReplayPlan
+from sampleforge.topologies.starts import ResumePoint
 
 
 def saves(config: ReplayRunConfig) -> bool:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from sampleforge.replay.compressed import FrameStore
 from sampleforge.replay.shard import Prioritisation, ReplayShard
 from sampleforge.replay.shard_memory import ShardSlots
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.replay.channels import ReplayChannels
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.replay.saving import saves
 from sampleforge.topologies.restarts import RestartAlone
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.replay import ReplayWorker
 from sampleforge.workers.worker import Placement
 

@@ -15,7 +15,6 @@ from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import AddedEvaluators
@@ -41,6 +40,7 @@ from sampleforge.topologies.replay.notes import run_notes
 from sampleforge.topologies.replay.plan import ReplayPlan, stored_shape
 from sampleforge.topologies.replay.saving import replay_notes, saves
 from sampleforge.topologies.replay.shards import add_shards
+from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import NoLearner
 

@@ -13,7 +13,6 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.evaluator import AddedEvaluators
@@ -29,6 +28,7 @@ from sampleforge.topologies.policy_groups import PolicyGroups
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape
+from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import ExperienceSink
 

@@ -18,18 +18,14 @@ from sampleforge.shared.records import EpisodeList
 from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import (
-    NetworkMaker,
-    PolicyStart,
-    ResumePoint,
-    initial_weights,
-)
+from sampleforge.topologies.builders import NetworkMaker, initial_weights
 from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.evaluator import add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import LearnerMaker, add_learners
 from sampleforge.topologies.rendezvous import member_devices
+from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.topologies.stored.plan import StoredPlan
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 

@@ -17,11 +17,11 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig, SacConfig
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.dqn_defaults import resolve_defaults as resolve_apex
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.starts import ResumePoint
 from tests.support.apex_graphs import learner_worker, serial_rounds, with_learner
 from tests.support.goal_envs import BIT_FLIP, GOAL_CODE, CheckingHindsightMaker
 from tests.support.graphs import one_policy, running, spec_of

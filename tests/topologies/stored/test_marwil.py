@@ -21,9 +21,9 @@ from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.runtime.machine import Machine, assumed
-from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import MarwilConfig
 from sampleforge.topologies.marwil_defaults import resolve_defaults
+from sampleforge.topologies.starts import ResumePoint
 from sampleforge.topologies.stored import wire
 from tests.support.graphs import one_policy, spec_of
 from tests.support.pairings import plan_of
