@@ -23,7 +23,7 @@ from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
 from sampleforge.env.family import Family
@@ -32,6 +32,7 @@ from sampleforge.env.parallel import ParallelRows, is_multi_agent
 from sampleforge.env.place import Place, takes
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.single import SyncVector
+from sampleforge.env.unknown import newest_version, similar, unknown
 from sampleforge.env.vector import EnvVector
 
 GROUP = "sampleforge.envs"
@@ -105,7 +106,8 @@ def known_ids() -> list[str]:
 
 def _package(spec: registration.EnvSpec) -> str:
     """Return the package that an environment's entry point is in; empty if it is an object."""
-    return spec.entry_point.partition(".")[0] if isinstance(spec.entry_point, str) else ""
+    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
+    return module.partition(".")[0]
 
 
 def make_vector(
@@ -221,52 +223,14 @@ def _needs(family: Family) -> str:
 
 
 def _unknown(env_id: str) -> str:
-    best, needs = _suggestion(env_id)
-    remedy = (
-        f"Did you mean {best}?{needs}"
-        if best is not None
-        else "`sampleforge envs` lists the known ones; an id that a module registers when it is "
-        "imported is written module:Id, and an environment of your own package.module:factory"
-    )
+    lacking = {family.name: _needs(family) for family in families() if not family.installed}
+    said = unknown(env_id, known_ids(), families(), lacking)
     if not families():
-        remedy += (
+        said += (
             " (The bundled families, Atari among them, are not known, because the package is not "
             "installed: pip install -e .)"
         )
-    return f"Unknown environment {env_id}. {remedy}"
-
-
-def _suggestion(env_id: str) -> tuple[str | None, str]:
-    """Return the id that an unknown one probably means, or None, and a sentence on what has to be
-    installed for it. Another version of the same name comes first, then what a family knows the id
-    as, then the most similar one."""
-    known = known_ids()
-    if (newest := _newest_version(env_id, known)) is not None:
-        return newest, ""
-    for family in families():
-        meant = family.meant(env_id)
-        if meant is not None:
-            return meant, "" if family.installed else f" It {_needs(family)}"
-    return next(iter(nearest(env_id, known)), None), ""
-
-
-def _nearest_id(env_id: str) -> str | None:
-    """Return the known id most similar to ``env_id``; its newest version if only the version is
-    wrong."""
-    known = known_ids()
-    return _newest_version(env_id, known) or next(iter(nearest(env_id, known)), None)
-
-
-def _newest_version(env_id: str, known: Sequence[str]) -> str | None:
-    """Return the newest of the ids that differ from ``env_id`` in their version only, or None."""
-    name = env_id.rpartition("-v")[0] or env_id
-    versions = [i for i in known if i.rpartition("-v")[0].lower() == name.lower()]
-    return max(versions, key=_version, default=None)
-
-
-def _version(env_id: str) -> int:
-    version = env_id.rpartition("-v")[2]
-    return int(version) if version.isdecimal() else 0
+    return said
 
 
 # ---- plain gymnasium ids ----
@@ -362,15 +326,40 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
     factory = getattr(module, name, None) if name.isidentifier() else None
     if callable(factory):
         return factory, config
+    if name not in gym.registry:
+        _register_envs(module)
     if name in gym.registry:
         return None, _with_limit_of_kwargs(replace(config, env=name))
-    callables = [key for key, value in vars(module).items() if callable(value)]
-    best = next(iter(nearest(name, callables)), None) if name.isidentifier() else _nearest_id(name)
-    hint = f". Did you mean {module_name}:{best}?" if best is not None else ""
     raise ConfigError(
         f"--env {config.env}: {module_name} has no factory {name!r}, and importing it registers no "
-        f"environment {name!r}{hint}"
+        f"environment {name!r}{_meant_of(module, name)}"
     )
+
+
+@functools.cache
+def _register_envs(module: ModuleType) -> None:
+    """Call the function of a module that registers its ids, which some packages have in the place
+    of doing so when they are imported."""
+    register = getattr(module, "register_envs", None)
+    if callable(register) and not inspect.signature(register).parameters:
+        with making():
+            register()
+
+
+def _meant_of(module: ModuleType, name: str) -> str:
+    """Return which factory or id of a module ``name`` may mean, or what the module registers."""
+    own = module.__name__.partition(".")[0]
+    ids = [env_id for env_id, spec in gym.registry.items() if _package(spec) == own]
+    if name.isidentifier():
+        ids += [key for key, value in vars(module).items() if callable(value)]
+    near = newest_version(name, ids) or next(iter(similar(name, ids)), None)
+    if near is not None:
+        return f". Did you mean {module.__name__}:{near}?"
+    if elsewhere := similar(name, known_ids()):
+        return f". Did you mean {elsewhere[0]}?"
+    registered = [env_id for env_id in ids if env_id in gym.registry]
+    more = " ..." if len(registered) > 5 else ""
+    return f", but {', '.join(registered[:5])}{more}" if registered else ""
 
 
 def _with_limit_of_kwargs(config: EnvConfig) -> EnvConfig:

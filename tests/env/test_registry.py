@@ -58,11 +58,21 @@ def test_the_bundled_families_are_found_through_their_entry_points() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ALE/Brekout-v5", r"^Unknown environment ALE/Brekout-v5. Did you mean ALE/Breakout-v5\?$"),
+        (
+            "ALE/Brekout-v5",
+            r"^Unknown environment ALE/Brekout-v5. Did you mean ALE/Breakout-v5\? If not: .*mod",
+        ),
         ("CartPole-v7", r"Did you mean CartPole-v1\?$"),
         ("cartpole", r"Did you mean CartPole-v1\?$"),
         ("MinAtar/breakout", r"Did you mean MinAtar/Breakout(-v1)?\?$"),
-        ("HalfCheeta-v5", r"Did you mean HalfCheetah-v5\?$"),
+        ("HalfCheeta-v5", r"Did you mean HalfCheetah-v5\?"),
+        ("cheetah-v1", r"Did you mean HalfCheetah-v5\?"),
+        (
+            "FlappyBird-v0",
+            "^Unknown environment FlappyBird-v0. `sampleforge envs` lists .*module:Id",
+        ),
+        ("highway-fast-v0", "^Unknown environment highway-fast-v0. `sampleforge envs` lists"),
+        ("DescentEnv-v0", "^Unknown environment DescentEnv-v0. `sampleforge envs` lists"),
         ("LunarLander-v2", r"Did you mean LunarLander-v3\?$"),
         ("BreakoutNoFrameskip-v4", r"Did you mean ALE/Breakout-v5\?$"),
         ("Breakout-v5", r"Did you mean ALE/Breakout-v5\?$"),
@@ -82,7 +92,7 @@ def test_the_bundled_families_are_found_through_their_entry_points() -> None:
         (
             "tests.support.envs:Acrobt-v1",
             "has no factory 'Acrobt-v1', and importing it registers no environment 'Acrobt-v1'. "
-            r"Did you mean tests.support.envs:Acrobot-v1\?$",
+            r"Did you mean Acrobot-v1\?$",
         ),
         ("tests.support.envs:code_reward", "missing 3 required positional"),
         (f"{__name__}:not_an_env", "returned a int, but must return a gymnasium Env"),
@@ -97,6 +107,46 @@ def test_a_wrong_name_is_answered_with_the_right_one(
         monkeypatch.delitem(gym.registry, name, raising=False)
     with pytest.raises((ConfigError, TypeError), match=message):
         vector(name)
+
+
+def test_the_installed_package_that_registers_an_id_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it registers another version, or the id in a namespace."""
+    made = tmp_path / "flappy_thing"
+    made.mkdir()
+    (made / "__init__.py").write_text('register(id="FlappyBird-v1")\nregister(id="fly/Deep-v3")\n')
+    about = tmp_path / "flappy_thing-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: flappy-thing\nVersion: 1.0\nRequires-Dist: gymnasium>=1.0\n"
+    )
+    (about / "RECORD").write_text("flappy_thing/__init__.py,,\nflappy_thing/lost.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = "The package flappy-thing registers it .*: --env flappy_thing:FlappyBird-v1$"
+    with pytest.raises(ConfigError, match=message):
+        vector("FlappyBird-v0")
+    with pytest.raises(ConfigError, match=r"--env flappy_thing:fly/Deep-v3$"):
+        vector("Deep-v3")
+
+
+def test_a_module_that_registers_when_it_is_asked_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asked_to_register.py").write_text(
+        "import gymnasium as gym\n"
+        "def register_envs():\n"
+        "    gym.register('Asked-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')\n"
+        "    gym.register('Other-v0', 'asked_to_register:Nothing')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym, "registry", dict(gym.registry))
+    monkeypatch.setattr("gymnasium.envs.registration.registry", gym.registry)
+    envs = vector("asked_to_register:Asked-v0")
+    assert envs.spec.observations["obs"].shape == (4,)
+    envs.close()
+    with pytest.raises(ConfigError, match=r"registers no environment 'Quite-v0', but Other-v0$"):
+        vector("asked_to_register:Quite-v0")
 
 
 def not_an_env() -> int:
