@@ -470,6 +470,8 @@ def throughput(speed: Speed, cores: int, played: Played) -> Finding:
 def flags(spec: EnvSpec, per_s: float, cores: int, played: Played) -> Finding:
     """Recommend algorithms and flags for the environment's speed and spaces."""
     advice = [_algorithms(spec, per_s)]
+    if spec.has_goals:
+        advice.append("it has goals: --her (apex, sac, td3) learns also from those that are missed")
     idle = waiting(played)
     # Where steps only compute, other programs make some of them longer, but take no more of them.
     times = played.steps if idle > WAITS_BELOW or played.processes else played.cpu

@@ -19,6 +19,7 @@ from sampleforge.tools.check_env.check import check_env
 from sampleforge.tools.check_env.examination import examine
 from sampleforge.tools.check_env.verdicts import Finding, Played, Spread
 from tests.support.broken_envs import CarelessEnv
+from tests.support.goal_envs import BIT_FLIP
 from tests.support.graphs import spec_of
 
 BROKEN = "tests.support.broken_envs"
@@ -218,6 +219,7 @@ def played(step_s: float, *, slow_s: float = 0.0, cpu: float = 1.0) -> Played:
             "appo, sac, ddppo; sac learns from each env step many times, which pays here; ",
         ),
         ("PaddleDuel-v0", played(1e-4), 8000.0, "appo, pqn, apex"),
+        (BIT_FLIP, played(1e-4), 8000.0, "it has goals: --her"),
     ],
 )
 def test_the_flags_follow_from_the_measurements(
