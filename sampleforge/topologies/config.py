@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from sampleforge.spec import EnvSpec  # imports gymnasium, which flags need not wait for
     from sampleforge.topologies.critics_config import SacConfig as SacConfig
     from sampleforge.topologies.critics_config import Td3Config as Td3Config
+    from sampleforge.topologies.ddppo_config import DdppoConfig as DdppoConfig
     from sampleforge.topologies.dqn_config import ApexConfig as ApexConfig
     from sampleforge.topologies.marwil_config import MarwilConfig as MarwilConfig
     from sampleforge.topologies.ppo_config import AppoConfig as AppoConfig
-    from sampleforge.topologies.ppo_config import DdppoConfig as DdppoConfig
     from sampleforge.topologies.pqn_config import PqnConfig as PqnConfig
 
 
@@ -315,7 +315,7 @@ _HOMES = {
     "apex": "sampleforge.topologies.dqn_config:ApexConfig",
     "sac": "sampleforge.topologies.critics_config:SacConfig",
     "td3": "sampleforge.topologies.critics_config:Td3Config",
-    "ddppo": "sampleforge.topologies.ppo_config:DdppoConfig",
+    "ddppo": "sampleforge.topologies.ddppo_config:DdppoConfig",
     "marwil": "sampleforge.topologies.marwil_config:MarwilConfig",
 }
 

@@ -1,4 +1,4 @@
-"""The configs of PPO: on slots (AppoConfig) and on ranks (DdppoConfig)."""
+"""The config of PPO on slots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.topologies.config import RanksRunConfig, SlotsRunConfig
+from sampleforge.topologies.config import SlotsRunConfig
 
 
 @dataclass(frozen=True)
@@ -15,15 +15,3 @@ class AppoConfig(AppoLossConfig, SlotsRunConfig):
 
     algo: ClassVar[str] = "appo"
     pairing: ClassVar[str] = "sampleforge.topologies.ppo_defaults:APPO"
-
-
-@dataclass(frozen=True)
-class DdppoConfig(AppoLossConfig, RanksRunConfig):
-    """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
-    and sizes of batches are those of one rank."""
-
-    algo: ClassVar[str] = "ddppo"
-    pairing: ClassVar[str] = "sampleforge.topologies.ppo_defaults:DDPPO"
-
-
-PpoConfig = AppoConfig | DdppoConfig

@@ -16,14 +16,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.ppo_config import DdppoConfig, PpoConfig
+from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.registry import RANKS, SLOTS, Pairing
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
@@ -31,6 +31,12 @@ from sampleforge.topologies.sampler_plan import (
     nearest_minibatch,
     run_device,
 )
+
+if TYPE_CHECKING:
+    from sampleforge.topologies.ddppo_config import DdppoConfig
+    from sampleforge.topologies.ppo_config import AppoConfig
+
+    PpoConfig = AppoConfig | DdppoConfig
 
 BATCH = 2048
 """Env steps of an on-policy batch, over all env rows of the run."""
@@ -164,7 +170,7 @@ def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
     model, leaves = config.model, spec.observations
     pixels = model.has_pixels(leaves)
     on_policy = ON_POLICY_GRIDS if model.has_convolved(leaves) else ON_POLICY
-    if isinstance(config, DdppoConfig):
+    if isinstance(config, RanksRunConfig):
         return RANKS_WITH_IMAGES if pixels else on_policy
     asynchronous = config.async_rl
     if asynchronous is None:
@@ -188,7 +194,7 @@ def _shape(config: PpoConfig, settings: dict[str, Any], spec: EnvSpec) -> dict[s
     """Return the workers (or ranks), env rows and rollout of a run that samples and learns in turn,
     so that whole rollouts of all rows, with all agents of one policy in each, make a batch:
     --batch-size if it is given, else `BATCH` or more."""
-    if isinstance(config, DdppoConfig):
+    if isinstance(config, RanksRunConfig):
         return _rank_shape(config, settings, _ranks(config, settings, spec))
     agents, cores = spec.num_agents, 1 if config.serial else this_machine().cores
     batch = None if config.batch_size is None else config.batch_size // agents
@@ -327,7 +333,7 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int 
     if rollout is None or rows is None:
         return None
     about: float = _usual_minibatch(config, settings)
-    if isinstance(config, DdppoConfig):
+    if isinstance(config, RanksRunConfig):
         batch, about = config.batch_size or rollout * rows, about / (config.num_ranks or 1)
     else:
         each = rollout * rows * (config.num_workers or 1) * agents

@@ -21,7 +21,6 @@ from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ppo_config import PpoConfig
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
     BATCH,
@@ -43,6 +42,7 @@ from tests.support.graphs import resolved, spec_of
 from tests.support.pairings import plan_of
 from tests.support.variants import slow
 
+PpoConfig = AppoConfig | DdppoConfig
 Settings = dict[str, Any]
 
 

@@ -306,7 +306,7 @@ def with_ranks_of(stored: Any, left_open: Mapping[str, Any], asked: Any, resolve
     """Return the ``stored`` config for as many ranks as ``resolved`` has, which is ``asked`` with
     its defaults. A batch is that of all ranks together, so the sizes of one rank that were not
     given change with the number of ranks."""
-    from sampleforge.topologies.ppo_config import DdppoConfig
+    from sampleforge.topologies.ddppo_config import DdppoConfig
 
     if not isinstance(stored, DdppoConfig) or None in (stored.num_ranks, resolved.num_ranks):
         return stored
@@ -321,7 +321,7 @@ def with_ranks_of(stored: Any, left_open: Mapping[str, Any], asked: Any, resolve
 def change_of_ranks(before: Any, now: Any) -> list[str]:
     """Return what the user is to know if a run goes on with another number of ranks: a line with
     the sizes of all ranks together. ``now``: what `with_ranks_of` has returned for ``before``."""
-    from sampleforge.topologies.ppo_config import DdppoConfig
+    from sampleforge.topologies.ddppo_config import DdppoConfig
 
     if not isinstance(before, DdppoConfig) or before.num_ranks == now.num_ranks:
         return []
