@@ -51,7 +51,7 @@ class CartPoleVector(EnvVector):
 
     def __init__(self, config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> None:
         limit = config.max_episode_steps or LIMITS[config.env]
-        env = CartPoleVectorEnv(num_rows, max_episode_steps=limit, **config.env_kwargs)  # type: ignore[arg-type]
+        env = CartPoleVectorEnv(num_rows, max_episode_steps=limit, **config.env_kwargs)
         self._physics = env
         self._seen = seen(config.env)
         observations = seen_space(config.env, env.single_observation_space)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import json
 import math
 import numbers
 import os
@@ -77,7 +78,7 @@ def typed(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"{prefix}{flag}" if value else f"{prefix}no-{flag}"
     if isinstance(value, Mapping):
-        words = [f"{key}={word}" for key, word in value.items()]
+        words = [f"{key}={in_yaml(each)}" for key, each in value.items()]
     else:
         words = [str(word) for word in (value if isinstance(value, tuple | list) else [value])]
     quoted = [shlex.quote(word if word.isprintable() else repr(word)) for word in words]
@@ -168,6 +169,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return tuple(_typed(h, v, where) for h, v in zip(each, value, strict=True))
     elif origin is dict and isinstance(value, Mapping):
         return {str(k): _typed(args[1], v, where) for k, v in value.items()}
+    elif hint is Any:
+        return _json(value, where)
     elif hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     elif hint is float and isinstance(value, str):  # YAML reads 1e-4 as a string
@@ -180,6 +183,31 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     elif isinstance(hint, type) and type(value) is hint:
         return value
     raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}")
+
+
+def _json(value: Any, where: str) -> Any:
+    """Return a value that JSON and YAML can hold, with tuples as lists. Raises ConfigError for any
+    other."""
+    if isinstance(value, list | tuple):
+        return [_json(each, where) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _json(each, where) for key, each in value.items()}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise ConfigError(
+        f"{where}: {value!r} must be a number, a text, true, false or empty, or a list or keys and "
+        "values of these, because a run folder keeps it; an object is made in a factory of your "
+        "own, package.module:factory"
+    )
+
+
+def in_yaml(value: Any) -> str:
+    """Return a value as it is typed after KEY=: YAML on one line, of a text the text itself."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def whole_number(value: Any) -> int | None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from sampleforge.cli.key_values import KEY_VALUES
+from sampleforge.cli.key_values import KEY_JSON, KEY_VALUES
 from sampleforge.config import ConfigError, to_plain, whole_number
 
 C = TypeVar("C")
@@ -270,7 +270,7 @@ def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
             on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
             marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
         if _takes_pairs(hints[name]):
-            marks.append(KEY_VALUES)
+            marks.append(KEY_JSON if typing.get_args(hints[name])[-1] is Any else KEY_VALUES)
         hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]
         fields.append((name, hint, _field(getattr(defaults, name))))
     return dataclasses.make_dataclass(part.__name__, fields, frozen=True)

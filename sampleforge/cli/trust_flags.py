@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from sampleforge.cli.key_values import KEY_VALUES, Scalar
+from sampleforge.cli.key_values import KEY_JSON
 from sampleforge.config import Checked
 from sampleforge.run.folder.trust import Trust
 
@@ -21,7 +21,7 @@ class TrustFlags(Checked):
     encoder. Such a folder can run any code, so give this only for one whose origin you know."""
     env: str | None = None
     """Repeat the run's package.module:factory, instead of --trust."""
-    env_kwargs: Annotated[dict[str, Scalar], KEY_VALUES] = field(default_factory=dict)
+    env_kwargs: Annotated[dict[str, Any], KEY_JSON] = field(default_factory=dict)
     """Repeat the run's env_kwargs, instead of --trust."""
     encoder: Annotated[str | None, tyro.conf.arg(name="model.encoder")] = None
     """Repeat the run's package.module:EncoderClass, instead of --trust."""

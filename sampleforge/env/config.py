@@ -4,7 +4,7 @@ fast."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from sampleforge.config import Checked, check_range
 
@@ -15,8 +15,9 @@ class EnvConfig(Checked):
     """A gymnasium id (CartPole-v1, ALE/Breakout-v5, ...), module:Id for an id that a module
     registers when it is imported, or package.module:factory for your own function or class
     (default: that of the preset)."""
-    env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Keyword arguments for the environment's constructor or factory. A factory of your own that
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment's constructor or factory, each in YAML: numbers, texts,
+    true, null, lists as [1, 2], dicts as {a: 1}. A factory of your own that
     has the parameters worker_index or vector_index is given them, too: the number of the worker,
     and that of the row in it."""
     env_backend: Literal["auto", "vector", "single"] = "auto"

@@ -6,6 +6,7 @@ cannot name code; see `sampleforge.run.folder.trust`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -33,10 +34,22 @@ def importable_kwargs(config: EnvConfig) -> dict[str, Any]:
     """
     if names_code(config.env):
         return dict(config.env_kwargs)
-    strings = {key: v for key, v in config.env_kwargs.items() if isinstance(v, str)}
-    if strings and _takes_plain_strings(config.env):
-        return {key: value for key, value in strings.items() if not _is_plain(value)}
-    return strings
+    texts = {key: value for key, value in config.env_kwargs.items() if any(_texts(value))}
+    if texts and _takes_plain_strings(config.env):
+        return {key: v for key, v in texts.items() if not all(map(_is_plain, _texts(v)))}
+    return texts
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Return the strings in a value, those of lists and dicts with their keys as well."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from (*_texts(key), *_texts(each))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def _takes_plain_strings(env: str) -> bool:

@@ -6,6 +6,7 @@ The config class of a pair names the module of its pairing, which is imported wh
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,7 +84,12 @@ def pairing(config: Any) -> Pairing:
     """Return the algorithm of a config with its topology. Raises ConfigError if there is none where
     its class says."""
     name = config.pairing
-    found = getattr(import_user_module("pairing", name), name.partition(":")[2], None)
+    home, _, attribute = name.partition(":")
+    # The working directory becomes importable for code of the user's alone: it may be a folder of
+    # unknown origin.
+    own = home.startswith("sampleforge.")
+    module = importlib.import_module(home) if own else import_user_module("pairing", name)
+    found = getattr(module, attribute, None)
     if not isinstance(found, Pairing):
         raise ConfigError(f"algorithm {config.algo}: pairing {name!r} is {found!r}, not a Pairing")
     return found

@@ -195,7 +195,7 @@ class EvaluatorConfig(Checked):
     """Environment that evaluations are played in, like --env: an id, module:Id or
     package.module:factory, with the same observations and actions (default: that of the
     training)."""
-    evaluation_env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
+    evaluation_env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment of evaluations. They override --env-kwargs, unless
     there is an --evaluation-env."""
     evaluation_function: str | None = None

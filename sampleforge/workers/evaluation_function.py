@@ -70,7 +70,7 @@ class EvaluationContext:
         episodes: int | None = None,
         *,
         stochastic: bool | None = None,
-        env_kwargs: Mapping[str, str | int | float | bool] | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, float]:
         """Play ``episodes`` episodes, all evaluators together (None: --evaluate-episodes), and
         return the statistics of this evaluator's: episodes, return_mean, return_std, return_min,

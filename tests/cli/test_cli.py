@@ -2,17 +2,21 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from sampleforge import presets
 from sampleforge.cli import VERBS, main
 from sampleforge.cli.key_values import key_values
 from sampleforge.cli.train import parse_config
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, to_plain, typed
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
 HELPS = [["--help"], ["train", "--help"], *(["train", algo, "--help"] for algo in ALGOS)]
@@ -198,6 +202,30 @@ def test_mistakes_are_answered_with_exit_code_2(args, answer, capsys):
 def test_a_command_without_a_verb_shows_the_usage(capsys):
     assert main([]) == 2
     assert "commands:" in capsys.readouterr().out
+
+
+def test_keyword_arguments_of_an_environment_are_values_in_yaml(tmp_path: Path) -> None:
+    words = ["sizes=[1, 2.5, x]", "goal={x: 1, y: [true]}", "map=null", "name=a b", "rate=1e-3"]
+    expected = {
+        "sizes": [1, 2.5, "x"],
+        "goal": {"x": 1, "y": [True]},
+        "map": None,
+        "name": "a b",
+        "rate": 1e-3,
+    }
+    asked = parse_config("appo", ["--env", "CartPole-v1", "--env-kwargs", *words])
+    assert asked.env_kwargs == expected
+    again = shlex.split(typed("env_kwargs", asked.env_kwargs))
+    assert parse_config("appo", ["--env", "CartPole-v1", *again]).env_kwargs == expected
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_plain(asked)))
+    assert parse_config("appo", ["--config", str(file)]).env_kwargs == expected
+    with pytest.raises(SystemExit):
+        parse_config("appo", ["--env", "CartPole-v1", "--env-kwargs", "sizes=[1, 2"])
+    given = AppoConfig(env="CartPole-v1", env_kwargs={"sizes": (1, np.float32(2.5))})
+    assert given.env_kwargs == {"sizes": [1, 2.5]}
+    with pytest.raises(ConfigError, match=r"env_kwargs: <object .*package\.module:factory"):
+        AppoConfig(env="CartPole-v1", env_kwargs={"simulator": object()})
 
 
 def test_key_values_are_numbers_switches_or_texts():

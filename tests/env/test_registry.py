@@ -109,6 +109,13 @@ def test_a_wrong_name_is_answered_with_the_right_one(
         vector(name)
 
 
+def test_keyword_arguments_may_be_lists() -> None:
+    kwargs = {"desc": ["SF", "FG"], "is_slippery": False}
+    envs = vector("FrozenLake-v1", env_kwargs=kwargs)
+    assert envs.spec.observations["obs"].categories == (4,)
+    envs.close()
+
+
 def test_the_installed_package_that_registers_an_id_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
