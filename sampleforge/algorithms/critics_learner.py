@@ -164,7 +164,7 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
                 batch.scaled_probability, sample.beta, batch.count, self._gather
             )
         else:
-            share = share_of(batch.count, self._gather)
+            share = share_of(batch.count, self._device, self._gather)
         return Drawing(
             batch,
             self._new_noise(len(batch.returns)),

@@ -60,8 +60,13 @@ class CriticPasses:
 
     def add_input_gradient(self, by_values: Tensor, result: Tensor) -> None:
         """Add to ``result`` [B, A] the gradient of the last inputs [B, F + A] by the actions, given
-        those of the values [B]. No product is made for a value whose gradient is 0."""
-        rows, columns = by_values.nonzero().squeeze(1), slice(-result.shape[1], None)
+        those of the values [B]. On a CPU no product is made for a value whose gradient is 0; on
+        another device the number of these is not waited for."""
+        if by_values.device.type == "cpu":
+            rows = by_values.nonzero().squeeze(1)
+        else:
+            rows = torch.arange(len(by_values), device=by_values.device)
+        columns = slice(-result.shape[1], None)
         by_output = torch.mm(by_values.index_select(0, rows).unsqueeze(1), self._head.weight)
         result.index_add_(0, rows, self._hidden.input_gradient(by_output, rows, columns))
 

@@ -30,10 +30,12 @@ def importance_weights(
     return (weights / every_largest.max()).float(), own[1] / counts.sum().clamp(min=1.0)
 
 
-def share_of(count: Callable[[], torch.Tensor], gather: Gather = alone) -> torch.Tensor:
+def share_of(
+    count: Callable[[], torch.Tensor], device: torch.device, gather: Gather = alone
+) -> torch.Tensor:
     """Return this learner's fraction of ``count`` (`importance_weights`), for a sample that was
-    drawn uniformly, float64 []."""
+    drawn uniformly, float64 [], on the ``device``."""
     if gather is alone:
-        return torch.ones((), dtype=torch.float64)
+        return torch.ones((), dtype=torch.float64, device=device)
     own = count().double()
     return own / gather(own[None]).sum().clamp(min=1.0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.algorithm import LearnerPlace
+from sampleforge.algorithms.captured import Graphs
 from sampleforge.algorithms.critics_learner import (
     HYPERPARAMETERS,
     CriticsLearner,
@@ -41,6 +42,10 @@ class Td3Learner(CriticsLearner[Td3LossConfig]):
         self._averaged_actor = flat_data(self.target_actor, model)
         targets = self.target_actor, self.target
         self._passes = Td3Passes(model, critics, targets) if self._by_hand else None
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        super().use_graphs(graphs)
+        self._passes = None  # as SAC's
 
     def _gradients(self, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
         if self._passes is None:
