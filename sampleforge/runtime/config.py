@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
 from sampleforge.runtime.stop_condition import StopCondition
@@ -37,6 +37,9 @@ class TrackingConfig(Checked):
 
 @dataclass(frozen=True)
 class RunConfig(TrackingConfig):
+    heavy_updates: ClassVar[bool] = False
+    """Whether updates take so long beside env steps that a GPU pays for the networks of vectors,
+    too."""
     run_dir: str | None = None
     """Folder of the run (default: runs/<env>-<algo>-<date>). The same command resumes the run."""
     resume: Literal["auto", "never", "must"] = "auto"

@@ -23,6 +23,7 @@ class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
     """What SAC and TD3 have: actors write into a replay, a learner of continuous control draws from
     it."""
 
+    heavy_updates: ClassVar[bool] = True
     # Defaults that differ from those of the parts:
     rollout: int = 16
     replay_capacity: int = 1_000_000

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
-from sampleforge.topologies.config import AppoConfig, DdppoConfig, MarwilConfig
+from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+from sampleforge.topologies.builders import acting_device
+from sampleforge.topologies.config import (
+    AppoConfig,
+    DdppoConfig,
+    MarwilConfig,
+    SacConfig,
+    Td3Config,
+)
+from sampleforge.topologies.critics_defaults import resolve_defaults as resolve_critics
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.rendezvous import member_devices
 from sampleforge.topologies.sampler_plan import choose_precision, run_device
@@ -46,6 +55,24 @@ def test_auto_takes_a_gpu_for_images_only_and_ranks_are_gpus():
             if gpus:
                 asked = AppoConfig(env="X-v0", device="cuda:0")
                 assert run_device(asked, plans.VECTORS) == "cuda:0"
+
+
+@pytest.mark.parametrize("make", [SacConfig, Td3Config])
+def test_critics_of_vectors_are_on_a_gpu_and_their_actors_are_not(make):
+    spec = EnvSpec(
+        "Code",
+        {"obs": ArraySpec((17,), "float32")},
+        {"action": ActionSpec("box", (2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2)},
+    )
+    config = resolve_critics(make(env="Code"), spec)
+    with assumed(plans.machine(16, 0)):
+        assert run_device(config, spec) == "cpu"
+    with assumed(plans.machine(16, 1)):
+        assert run_device(config, spec) == "cuda"
+        plan = plan_of(config, spec, "cuda")
+        assert (plan.device, plan.inference, acting_device(plan)) == ("cuda", "inline", "cpu")
+        asked = resolve_critics(make(env="Code", inference="worker"), spec)
+        assert acting_device(plan_of(asked, spec, "cuda")) == "cuda"
 
 
 @pytest.mark.parametrize(
