@@ -292,17 +292,24 @@ def _shown(text: str, default: Any) -> dict[str, Any]:
 
 
 def _metavar(hint: Any) -> str | None:
-    """Return the placeholder for the value of an optional flag; None for tyro's own placeholder."""
+    """Return the placeholder for the value of an optional flag; None for tyro's own placeholder.
+    Words beside numbers have None among them, and come last: Python may give the types in any
+    order."""
     options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-    if type(None) not in typing.get_args(hint) or len(options) != 1:
+    if type(None) not in typing.get_args(hint):
+        return None
+    words = [arg for option in options for arg in typing.get_args(option)]
+    if len(options) == 2 and float in options and typing.Literal in map(typing.get_origin, options):
+        return "FLOAT|{" + ",".join(map(str, [None, *words])) + "}"
+    if len(options) != 1:
         return None
     if typing.get_origin(options[0]) is typing.Literal:
-        return "{" + ",".join(map(str, typing.get_args(options[0]))) + "}"
-    words = {int: "INT", float: "FLOAT", str: "STR"}
+        return "{" + ",".join(map(str, words)) + "}"
+    names = {int: "INT", float: "FLOAT", str: "STR"}
     if typing.get_origin(options[0]) is tuple:
-        word = words[typing.get_args(options[0])[0]]
-        return f"[{word} [{word} ...]]"
-    return words.get(options[0])
+        name = names[words[0]]
+        return f"[{name} [{name} ...]]"
+    return names.get(options[0])
 
 
 @functools.cache
