@@ -299,7 +299,7 @@ def _metavar(hint: Any) -> str | None:
     if type(None) not in typing.get_args(hint):
         return None
     words = [arg for option in options for arg in typing.get_args(option)]
-    if len(options) == 2 and float in options and typing.Literal in map(typing.get_origin, options):
+    if len(options) == 2 and float in options and words:
         return "FLOAT|{" + ",".join(map(str, [None, *words])) + "}"
     if len(options) != 1:
         return None
