@@ -57,7 +57,7 @@ def ours(algo: str, env: str, steps: int, seed: int) -> dict[str, Any]:
         output(command, cwd=folder)
         seconds = time.perf_counter() - started
         lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
-        evaluate = [sys.executable, "-m", "sampleforge.cli", "eval", run, "--episodes", "100"]
+        evaluate = [sys.executable, "-m", "sampleforge", "eval", run, "--episodes", "100"]
         found = json.loads(output(evaluate, cwd=folder).splitlines()[-1])
     reports = [json.loads(line) for line in lines]
     curve = [(r["env_steps"], r["return_mean"]) for r in reports if "return_mean" in r]

@@ -139,7 +139,7 @@ def learned(case: str, steps: int, seed: int) -> tuple[float, str]:
         ]
         train += ["--serial", "--train-for-env-steps", str(steps), "--seed", str(seed)]
         log = output([str(HERE.parent / train[0]), *train[1:], "--run-dir", run])
-        played = output(["-m", "sampleforge.cli", "eval", run, "--episodes", "100", "--trust"])
+        played = output(["-m", "sampleforge", "eval", run, "--episodes", "100", "--trust"])
     how = next(line for line in log.splitlines() if line.startswith("Observation obs"))
     return float(json.loads(played.splitlines()[-1])["return_mean"]), how
 

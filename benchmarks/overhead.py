@@ -54,7 +54,7 @@ class Checkout:
         """Train; return (seconds of processor time, env steps taken)."""
         self._trainings += 1
         run = self._work / f"run-{self._trainings}"
-        command = [sys.executable, "-m", "sampleforge.cli", "train", "appo", "--quiet"]
+        command = [sys.executable, "-m", "sampleforge", "train", "appo", "--quiet"]
         command += ["--run-dir", str(run), "--seed", str(seed)]
         command += ["--train-for-env-steps", str(env_steps), *flags]
         before = children_s()

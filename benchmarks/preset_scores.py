@@ -76,7 +76,7 @@ def train(algo: str, preset: str, seed: int, run_dir: Path, args: argparse.Names
         output(words)
         took.write_text(str(time.perf_counter() - started))
     seconds = float(took.read_text())
-    evaluate = [sys.executable, "-m", "sampleforge.cli", "eval", str(run_dir)]
+    evaluate = [sys.executable, "-m", "sampleforge", "eval", str(run_dir)]
     evaluate += ["--episodes", str(episodes(args)), *["--stochastic"] * args.stochastic]
     found = json.loads(output(evaluate).splitlines()[-1])
     summary = json.loads((run_dir / "summary.json").read_text())

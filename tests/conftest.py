@@ -234,7 +234,7 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
     def start(
         *args: str, cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        script = list(args) if args[0].endswith(".py") else ["-m", "sampleforge.cli", *args]
+        script = list(args) if args[0].endswith(".py") else ["-m", "sampleforge", *args]
         if args[0] == "train.py":
             script[0] = str(REPO / "train.py")
         if env is None and sys.platform == "linux":

@@ -95,7 +95,7 @@ def test_updates_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     learning = watch(monkeypatch, PpoLearner, "update")
-    acting = watch(monkeypatch, Acting, "act")
+    acting = watch(monkeypatch, Acting, "compute")
     chosen = config(**more, inference="worker")  # as on a device
     assert chosen.model.normalise_observations is not False and chosen.normalise_returns
     list(updates(chosen, 3))
@@ -109,7 +109,7 @@ def test_q_learning_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, optimiser: Any, masked: bool
 ) -> None:
     learning = watch(monkeypatch, DqnLearner, "update")
-    acting = watch(monkeypatch, Acting, "act")
+    acting = watch(monkeypatch, Acting, "compute")
     of = DqnConfig(
         learning_rate=1e-3,
         optimiser=optimiser,

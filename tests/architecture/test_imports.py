@@ -27,7 +27,7 @@ FLOORS = {
     8: "loaded_policy evaluation newest_policies recorded_play result presets",
     9: "tools",
     10: "trainer torchrun api __init__",
-    11: "cli",
+    11: "cli __main__",
 }
 """Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

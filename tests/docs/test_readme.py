@@ -26,7 +26,8 @@ def commands(program: str, text: str) -> list[list[str]]:
     """The words after ``program`` in every command of a page's shell blocks that runs it."""
     found = []
     for language, block in BLOCK.findall(text):
-        lines = block.splitlines() if language == "bash" else []
+        whole = block.replace("\\\n", " ")
+        lines = whole.splitlines() if language == "bash" else []
         for part in (part.strip() for line in lines for part in line.split("&&")):
             if not re.match(r"(\S*/)?(python|torchrun|sampleforge) ", part):
                 continue

@@ -68,7 +68,7 @@ def run(
     scratch = folder / "tmp"
     scratch.mkdir()
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "sampleforge.cli", *words],
+        [*before, sys.executable, "-m", "sampleforge", *words],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(scratch)},
         stdin=subprocess.DEVNULL,

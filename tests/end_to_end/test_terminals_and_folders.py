@@ -37,7 +37,7 @@ def test_a_run_outlives_the_reader_of_its_output(
 ) -> None:
     """As with `sampleforge train ... | head -3`; ``both``: stderr goes there too."""
     words = [word for word in train("CartPole-v1") if word != "--quiet"]
-    command = [sys.executable, "-m", "sampleforge.cli", *words, "--train-for-env-steps", "40000"]
+    command = [sys.executable, "-m", "sampleforge", *words, "--train-for-env-steps", "40000"]
     reader, writer = os.pipe()
     errors = tmp_path / "errors.txt"
     with errors.open("w") as file:
@@ -100,7 +100,7 @@ def test_a_run_outlives_its_working_directory(
     more = ["--serial"] if serial else []
     words = train("CartPole-v1", "--train-for-env-steps", "60000", *more, run_dir=str(run))
     process = subprocess.Popen(
-        [sys.executable, "-m", "sampleforge.cli", *words],
+        [sys.executable, "-m", "sampleforge", *words],
         cwd=here,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -119,7 +119,7 @@ def test_a_run_outlives_its_working_directory(
 
 def test_a_working_directory_that_was_removed_is_named(tmp_path: Path) -> None:
     leave = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
-    command = ["bash", "-c", leave, "bash", sys.executable, "-m", "sampleforge.cli", "envs"]
+    command = ["bash", "-c", leave, "bash", sys.executable, "-m", "sampleforge", "envs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "The working directory has been removed" in done.stderr.splitlines()[-1]
@@ -149,7 +149,7 @@ def test_reports_go_on_where_the_terminal_is_a_full_disk(
     words = [word for word in train("CartPole-v1") if word != "--quiet"]
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sampleforge.cli", *words],
+            [sys.executable, "-m", "sampleforge", *words],
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stdout=full,

@@ -53,7 +53,7 @@ def test_memory_that_cannot_be_opened_names_the_limit(limits: tuple[int, int]) -
 @pytest.mark.multiprocess
 def test_256_open_files_end_a_command_with_many_workers_in_a_message(tmp_path: Path) -> None:
     command = (
-        f"ulimit -n 256; exec {sys.executable} -m sampleforge.cli train appo --env CartPole-v1 "
+        f"ulimit -n 256; exec {sys.executable} -m sampleforge train appo --env CartPole-v1 "
         "--num-workers 64 --num-envs-per-worker 1 --num-splits 1 --rollout 4 --batch-size 256 "
         "--minibatch-size 256 --train-for-env-steps 1000 --run-dir run"
     )

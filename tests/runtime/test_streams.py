@@ -50,14 +50,14 @@ def test_a_closed_stream_is_none_that_a_file_can_be_mistaken_for(
 
 
 def test_help_is_no_error_where_stdout_is_closed(tmp_path: Path) -> None:
-    done = run(">&-", ["-m", "sampleforge.cli", "train", "--help"], tmp_path)
+    done = run(">&-", ["-m", "sampleforge", "train", "--help"], tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.multiprocess(timeout=120)
 def test_a_run_trains_where_all_streams_are_closed(tmp_path: Path) -> None:
     words = train("CartPole-v1", "--train-for-env-steps", "4000")
-    done = run("<&- >&- 2>&-", ["-m", "sampleforge.cli", *words], tmp_path)
+    done = run("<&- >&- 2>&-", ["-m", "sampleforge", *words], tmp_path)
     assert done.returncode == 0
     assert summary(tmp_path / "run")["status"] == "finished"
     assert "Finished after" in (tmp_path / "run" / "log.txt").read_text()

@@ -127,7 +127,7 @@ class Tuner:
 
     def _command(self, flags: Flags, folder: Path) -> list[str]:
         asked = self._asked
-        words = [sys.executable, "-m", "sampleforge.cli", "train", asked.algo]
+        words = [sys.executable, "-m", "sampleforge", "train", asked.algo]
         words += ["--env", asked.env, "--run-dir", str(folder), "--quiet", "--benchmark"]
         words += [
             "--no-benchmark-peak",

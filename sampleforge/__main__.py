@@ -1,4 +1,4 @@
-"""The `sampleforge` command as a module: `python -m sampleforge.cli`."""
+"""The `sampleforge` command as a module: `python -m sampleforge`."""
 
 from sampleforge.cli import command
 
