@@ -89,26 +89,35 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
     script."""
     check_main_guard()
     if sys.platform == "linux":
-        from multiprocessing import forkserver, resource_tracker
+        with _STARTING:
+            _start_fork_server(modules)
 
-        process_context()
-        _keep_addresses_short()
-        raise_limit()  # the server inherits it, and its children from it
-        if threading.current_thread() is not threading.main_thread():
-            os.environ[STARTED_BY_THREAD] = "1"
-        # A signal that ends the driver goes to its whole process group, but the server and its
-        # children must live until the driver has saved a checkpoint: they inherit the mask.
-        # Signals are blocked, not ignored, so that one that arrives now still reaches this process.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-        os.environ[PRELOADED] = " ".join(modules)
-        try:
-            resource_tracker.ensure_running()  # the server needs it; it unblocks some signals
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.environ.pop(STARTED_BY_THREAD, None)
-            del os.environ[PRELOADED]
+
+_STARTING = threading.Lock()
+"""Held while the fork server is started: its environment is that of one thread's session."""
+
+
+def _start_fork_server(modules: Iterable[str]) -> None:
+    from multiprocessing import forkserver, resource_tracker
+
+    process_context()
+    _keep_addresses_short()
+    raise_limit()  # the server inherits it, and its children from it
+    if threading.current_thread() is not threading.main_thread():
+        os.environ[STARTED_BY_THREAD] = "1"
+    # A signal that ends the driver goes to its whole process group, but the server and its
+    # children must live until the driver has saved a checkpoint: they inherit the mask.
+    # Signals are blocked, not ignored, so that one that arrives now still reaches this process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    os.environ[PRELOADED] = " ".join(modules)
+    try:
+        resource_tracker.ensure_running()  # the server needs it; it unblocks some signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.environ.pop(STARTED_BY_THREAD, None)
+        del os.environ[PRELOADED]
 
 
 def remove_socket_folder() -> None:
