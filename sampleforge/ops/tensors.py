@@ -29,7 +29,10 @@ def mapped(record: Record, change: Change, **of_fields: Change) -> Record:
 
 
 def moved(record: Record, device: torch.device) -> Record:
-    """Return the dataclass with all its tensors on ``device``; they may still be under way."""
+    """Return the dataclass with all its tensors on ``device``, from there or from the CPU; they may
+    still be under way. On a CPU it is the same dataclass: a copy would cost 20 us a batch."""
+    if device.type == "cpu":
+        return record
     return mapped(record, lambda tensor: tensor.to(device, non_blocking=True))
 
 
