@@ -16,8 +16,9 @@ import torch
 
 from sampleforge.ops.tensors import mapped, tensors_of
 
-MOST = 8
-"""Graphs that are kept for inputs of different shapes. Each keeps the memory of its work."""
+MOST = 4
+"""Graphs that are kept for inputs of different shapes, unless these stay in place. Each keeps the
+memory of its work."""
 
 Outputs = dict[str, torch.Tensor]
 
@@ -67,7 +68,8 @@ class CapturedWork:
     may draw random numbers only from generators that ``graphs`` knows; its results are valid until
     the next call. ``fixed()`` returns the values that are fixed in a graph; where they change, all
     graphs are dropped. Inputs of new shapes are worked on eagerly, so that the libraries choose
-    their kernels; a graph is recorded when inputs of the same shapes follow.
+    their kernels; a graph is recorded when inputs of the same shapes follow, or in place when they
+    come again.
     """
 
     def __init__(
@@ -83,20 +85,24 @@ class CapturedWork:
         self._fixed = fixed
         self._in_place = in_place
         self._valid_for: Hashable = None
-        self._latest: Hashable = None  # the shapes of the latest inputs
+        self._seen: set[Hashable] = set()  # shapes: all in place, else those of the latest inputs
         self._captured: dict[Hashable, _Captured] = {}  # the graph that was used last at the end
 
     def __call__(self, inputs: Any) -> Outputs:
         """Return what ``work`` returns for ``inputs``."""
         if (fixed := self._fixed()) != self._valid_for:
             self._captured.clear()
-            self._valid_for, self._latest = fixed, None
+            self._valid_for = fixed
+            self._seen.clear()
         values = tensors_of(inputs)
         shapes = tuple((value.shape, value.dtype) for value in values)
-        latest, self._latest = self._latest, shapes
+        again = shapes in self._seen
+        if not self._in_place:
+            self._seen.clear()
+        self._seen.add(shapes)
         captured = self._captured.pop(shapes, None)
         if captured is None:
-            if shapes != latest:
+            if not again:
                 return self._work(inputs)
             captured = self._capture(inputs)
         self._captured[shapes] = captured
@@ -107,7 +113,7 @@ class CapturedWork:
         return captured.outputs
 
     def _capture(self, inputs: Any) -> _Captured:
-        while len(self._captured) >= MOST:
+        while len(self._captured) >= MOST and not self._in_place:
             del self._captured[next(iter(self._captured))]
         places = inputs if self._in_place else mapped(inputs, _copy)
         replay, outputs = self._graphs.record(lambda: self._work(places))

@@ -58,7 +58,7 @@ class StagedActing:
         self._pins = device.type == "cuda"
         self._inputs = {most: _new_inputs(shape, most * shape.rows, self._pins)}
         self._most = most
-        self._answers: dict[str, torch.Tensor] = {}  # of `most` requests
+        self._answers: dict[int, Acted[torch.Tensor]] = {}  # the places of those of n rows
         self._depends_on: object = None
         if graphs is None and self._pins and not shape.state_size:
             graphs = CudaGraphs(device, acting.generator)
@@ -82,18 +82,14 @@ class StagedActing:
     def act(self, inputs: Inputs) -> Acted[Array]:
         """Return what `Acting.act` returns, as arrays that are valid until the next call."""
         self._depends_on = self._acting.begin(len(inputs.is_first))
-        if self._device.type == "cpu" and self._captured is None:
+        if self._captured is not None:
+            self._captured(inputs)
+        elif self._pins:
+            self._compute(inputs)
+        else:
             return _as_arrays(self._step(inputs))
-        compute = self._compute if self._captured is None else self._captured
-        found = compute(inputs)
         wait_for_copies(self._device)
-        arrays = {name: tensor.numpy() for name, tensor in found.items()}
-        state = arrays.pop("state")
-        kinds: dict[str, dict[str, Array]] = {"action": {}, "extra": {}}
-        for name, array in arrays.items():
-            kind, leaf = name.split("/", 1)
-            kinds[kind][leaf] = array
-        return Acted(kinds["action"], kinds["extra"], state)
+        return _as_arrays(self._answers[len(inputs.is_first)])
 
     def values(self, inputs: Inputs) -> Array:
         """Return what `Acting.values` returns, of ``obs`` and ``state`` of the inputs."""
@@ -105,20 +101,23 @@ class StagedActing:
         return self._acting.compute(inputs.obs, inputs.state, inputs.is_first, inputs.rows)
 
     def _compute(self, inputs: Inputs) -> Outputs:
-        """Copy the inputs to the device, act, and copy the answers back; return these, in memory
-        that stays in place."""
-        acted = self._step(moved(inputs, self._device))
-        found = {f"action/{name}": leaf for name, leaf in acted.actions.items()}
-        found |= {f"extra/{name}": column for name, column in acted.extras.items()}
-        found["state"] = acted.state
-        answers: Outputs = {}
-        for name, tensor in found.items():
-            if name not in self._answers:
-                shape = self._most * self._per, *tensor.shape[1:]
-                self._answers[name] = torch.empty(shape, dtype=tensor.dtype, pin_memory=self._pins)
-            answers[name] = self._answers[name][: len(tensor)]
-            answers[name].copy_(tensor, non_blocking=True)
-        return answers
+        """Copy the inputs to the device, act, and copy the answers back, each to its place."""
+        acted, count = self._step(moved(inputs, self._device)), len(inputs.is_first)
+        if count not in self._answers:
+            self._answers[count] = Acted(
+                {name: self._place(leaf) for name, leaf in acted.actions.items()},
+                {name: self._place(column) for name, column in acted.extras.items()},
+                self._place(acted.state),
+            )
+        places = self._answers[count]
+        for of, found in ((places.actions, acted.actions), (places.extras, acted.extras)):
+            for name, tensor in found.items():
+                of[name].copy_(tensor, non_blocking=True)
+        places.state.copy_(acted.state, non_blocking=True)
+        return {}
+
+    def _place(self, answer: torch.Tensor) -> torch.Tensor:
+        return torch.empty(answer.shape, dtype=answer.dtype, pin_memory=self._pins)
 
 
 def gather(slots: TrajectorySlots, at: Places, inputs: Inputs) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algorithms import captured
 from sampleforge.algorithms.captured import CapturedWork, CudaGraphs
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
@@ -142,10 +141,7 @@ def test_work_that_waits_for_the_device_cannot_be_recorded() -> None:
         work(Numbers(torch.ones(3)))
 
 
-def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(captured, "MOST", 4)
+def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept() -> None:
     graphs = RecordedGraphs()
     work = CapturedWork(lambda numbers: {"y": numbers.x * 2}, graphs)
 
@@ -228,11 +224,8 @@ def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_graphs_of_more_shapes_than_are_kept_stay_valid(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cuda_graphs_of_more_shapes_than_are_kept_stay_valid() -> None:
     """Dropping a graph must leave the memory of the others alone."""
-    monkeypatch.setattr(captured, "MOST", 4)
     device = torch.device("cuda")
     of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
     of = replace(of, optimiser="adam")
