@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -38,8 +38,9 @@ HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "target_rate")
 returns of stored experience depend on it."""
 
 
-class Drawing(NamedTuple):
-    """A sample from which gradients are computed. ``acts``: the policy is updated as well."""
+@dataclass(frozen=True)
+class Drawing:
+    """A sample from which gradients are computed."""
 
     batch: Transitions
     noise: Tensor
@@ -48,17 +49,6 @@ class Drawing(NamedTuple):
     """[B], the importance weights; None: items are drawn uniformly."""
     share: Tensor
     """This learner's part of the whole batch, float64 []."""
-    acts: bool
-
-
-@dataclass(frozen=True)
-class _GraphInputs:
-    """The tensors of a `Drawing`."""
-
-    batch: Transitions
-    noise: Tensor
-    weights: Tensor | None
-    share: Tensor
 
 
 class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
@@ -95,6 +85,7 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         self._of_actor = self._add_optimiser("actor_optimiser", model, self._adam)
         self._of_critics = self._add_optimiser("critic_optimiser", critics, self._adam)
         self._averaged = flat_data(self.target, critics)
+        self._passes: Any = None  # a subclass's, by hand
         self._graphed: dict[bool, CapturedWork] = {}
 
     def _adam(self, flat: FlatParameters) -> Optimiser:
@@ -116,20 +107,19 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         for seen in batch.seen:
             self._count_observations(seen)
         self._check_frozen()
-        drawing = self._drawing(batch)
+        drawing, acts = self._drawing(batch), self.version % self._config.actor_interval == 0
         if self._graphed:
-            inputs = _GraphInputs(drawing.batch, drawing.noise, drawing.weights, drawing.share)
-            metrics = dict(self._graphed[drawing.acts](inputs))
+            metrics = dict(self._graphed[acts](drawing))
             errors = metrics.pop("errors")
         else:
-            metrics, errors = self._gradients(drawing)
+            metrics, errors = self._gradients(drawing, acts)
         scalars = to_floats(metrics)
         finite = all(math.isfinite(scalars[n]) for n in scalars if n.endswith("grad_norm"))
-        taken = self._moved(drawing.acts)
+        taken = self._moved(acts)
         scalars |= {**self._step_unless(not finite, progress, taken), "beta": batch.beta}
         if not finite:
             return Update(scalars, batch.trained)
-        self._average_targets(drawing.acts)
+        self._average_targets(acts)
         if drawing.weights is None:
             return Update(scalars, batch.trained)
         return Update(scalars, batch.trained, errors.cpu().numpy().astype(np.float32))
@@ -138,16 +128,15 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         """Compute the gradients of each sample by one of the device's ``graphs`` from now on. Only
         for a single learner."""
         assert self.averaging.solo
+        self._passes = None  # by hand takes as long from a graph, and on a CPU it chooses rows
 
         def fixed() -> Hashable:
             rest = self.hyperparameters()
             del rest["learning_rate"]
             return tuple(rest.items())
 
-        def work(acts: bool, inputs: _GraphInputs) -> Outputs:
-            metrics, errors = self._gradients(
-                Drawing(inputs.batch, inputs.noise, inputs.weights, inputs.share, acts)
-            )
+        def work(acts: bool, drawing: Drawing) -> Outputs:
+            metrics, errors = self._gradients(drawing, acts)
             return {**metrics, "errors": errors}
 
         for acts in (False, True):
@@ -165,26 +154,21 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
             )
         else:
             share = share_of(batch.count, self._device, self._gather)
-        return Drawing(
-            batch,
-            self._new_noise(len(batch.returns)),
-            weights,
-            share,
-            self.version % config.actor_interval == 0,
-        )
+        return Drawing(batch, self._new_noise(len(batch.returns)), weights, share)
 
     def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
         """Return the optimisers that take a step in an update."""
         return (self._of_critics, self._of_actor) if acts else (self._of_critics,)
 
-    def _gradients(self, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
-        """Compute the gradients of all losses; return the metrics, and the errors [B]."""
+    def _gradients(self, drawing: Drawing, acts: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Compute the gradients of all losses, of the policy's if the update ``acts``: moves the
+        policy as well. Return the metrics, and the errors [B]."""
         batch = drawing.batch
         targets = self._targets(batch, drawing.noise[0])
         with autocast(self._device, self._precision):
             features = self.critics.features(self._normalised(batch.obs))
             metrics: dict[str, Tensor] = {}
-            if drawing.acts:
+            if acts:
                 metrics |= self._differentiate_actor(drawing, features)
                 metrics["grad_norm"] = self._clip_gradient(self._of_actor)
             values = self.critics(features, unit_actions(self.critics.layout, batch.actions))

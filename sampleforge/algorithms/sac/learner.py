@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.algorithms.algorithm import LearnerPlace
-from sampleforge.algorithms.captured import Graphs
 from sampleforge.algorithms.critics_learner import HYPERPARAMETERS, CriticsLearner, Drawing
 from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.precision import autocast
@@ -50,31 +49,27 @@ class SacLearner(CriticsLearner[SacLossConfig]):
         )
         self._passes = SacPasses(model, critics, self.target) if self._by_hand else None
 
-    def use_graphs(self, graphs: Graphs) -> None:
-        super().use_graphs(graphs)
-        self._passes = None  # by hand they choose rows, for which the processor waits
-
     def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
         return (*super()._moved(acts), *((self._of_temperature,) if acts else ()))
 
-    def _gradients(self, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
+    def _gradients(self, drawing: Drawing, acts: bool) -> tuple[dict[str, Tensor], Tensor]:
         temperature = {"temperature": self.temperature().detach()}
         if self._passes is None:
-            metrics, errors = super()._gradients(drawing)
+            metrics, errors = super()._gradients(drawing, acts)
         else:
-            metrics, errors = self._gradients_of(self._passes, drawing)
+            metrics, errors = self._gradients_of(self._passes, drawing, acts)
         return metrics | temperature, errors
 
     @torch.no_grad()
     def _gradients_of(
-        self, passes: SacPasses, drawing: Drawing
+        self, passes: SacPasses, drawing: Drawing, acts: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return what `_gradients` returns, for a learner without others."""
         temperature = self.temperature()
         actions = unit_actions(self.critics.layout, drawing.batch.actions)
-        metrics, errors, log_prob = passes.gradients(drawing, actions, temperature)
+        metrics, errors, log_prob = passes.gradients(drawing, actions, temperature, acts)
         metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
-        if drawing.acts:
+        if acts:
             assert self.temperature.log.grad is not None
             slope = -temperature * (log_prob.mean() + self._target_entropy)
             self.temperature.log.grad.copy_(slope)

@@ -24,19 +24,19 @@ class SacPasses:
 
     @torch.no_grad()
     def gradients(
-        self, drawing: Drawing, actions: Tensor, alpha: Tensor
+        self, drawing: Drawing, actions: Tensor, alpha: Tensor, acts: bool
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Set the gradients of the critics, and if the drawing ``acts`` those of the policy; return
+        """Set the gradients of the critics, and if the update ``acts`` those of the policy; return
         the metrics, the errors [B] and the log-probabilities [B] of the actions that were drawn at
         the observations (empty, if it does not act).
 
         ``actions`` [B, A]: those taken, in units of their bounds; ``alpha`` []: the temperature."""
-        batch, noise, weights, _, acts = drawing
+        batch, noise = drawing.batch, drawing.noise
         now, later = self._inputs(batch.obs), self._inputs(batch.next_obs)
         drawn = draw(self._policy.forward(later), noise[0])
         values = self._target.forward(later, drawn.actions)
         targets = soft_targets(batch.returns, batch.discount, values, drawn.log_prob, alpha)
-        metrics, errors = self._critics.fit(now, actions, targets, weights)
+        metrics, errors = self._critics.fit(now, actions, targets, drawing.weights)
         if not acts:
             return metrics, errors, targets[:0]
         parameters = self._policy.forward(now)

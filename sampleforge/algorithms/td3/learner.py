@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.algorithm import LearnerPlace
-from sampleforge.algorithms.captured import Graphs
 from sampleforge.algorithms.critics_learner import (
     HYPERPARAMETERS,
     CriticsLearner,
@@ -43,18 +42,14 @@ class Td3Learner(CriticsLearner[Td3LossConfig]):
         targets = self.target_actor, self.target
         self._passes = Td3Passes(model, critics, targets) if self._by_hand else None
 
-    def use_graphs(self, graphs: Graphs) -> None:
-        super().use_graphs(graphs)
-        self._passes = None  # as SAC's
-
-    def _gradients(self, drawing: Drawing) -> tuple[dict[str, Tensor], Tensor]:
+    def _gradients(self, drawing: Drawing, acts: bool) -> tuple[dict[str, Tensor], Tensor]:
         if self._passes is None:
-            return super()._gradients(drawing)
+            return super()._gradients(drawing, acts)
         actions = unit_actions(self.critics.layout, drawing.batch.actions)
         noise = self._smoothing(drawing.noise[0])
-        metrics, errors = self._passes.gradients(drawing, actions, noise)
+        metrics, errors = self._passes.gradients(drawing, actions, noise, acts)
         metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
-        if drawing.acts:
+        if acts:
             metrics["grad_norm"] = self._clip_gradient(self._of_actor)
         return metrics, errors
 

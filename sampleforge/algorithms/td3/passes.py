@@ -25,9 +25,9 @@ class Td3Passes:
 
     @torch.no_grad()
     def gradients(
-        self, drawing: Drawing, actions: Tensor, noise: Tensor
+        self, drawing: Drawing, actions: Tensor, noise: Tensor, acts: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Set the gradients of the critics, and if the drawing ``acts`` those of the policy; return
+        """Set the gradients of the critics, and if the update ``acts`` those of the policy; return
         the metrics and the errors [B].
 
         ``actions`` [B, A]: those taken, in units of their bounds; ``noise`` [B, A]: that of the
@@ -38,7 +38,7 @@ class Td3Passes:
         values = self._target.forward(later, after)
         targets = batch.returns + batch.discount * values.amin(0)
         metrics, errors = self._critics.fit(now, actions, targets, drawing.weights)
-        if drawing.acts:
+        if acts:
             metrics["actor_loss"] = self._of_policy(now)
         return metrics, errors
 
