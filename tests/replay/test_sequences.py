@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from time import monotonic
@@ -40,7 +38,7 @@ from tests.support.apex_graphs import (
     serial_rounds,
     with_learner,
 )
-from tests.support.graphs import running, spec_of
+from tests.support.graphs import running, spec_of, survive_kills
 from tests.support.pairings import network_maker
 
 STACKED = "tests.support.stacked_envs:stacked"
@@ -341,16 +339,4 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
 def test_no_sequence_is_wrong_after_an_actor_was_killed(tmp_path: Path) -> None:
     """Its successor begins without what the rollouts of the killed one ended with."""
     graph, _ = checking_graph(sequence_config(max_worker_restarts=2))
-    with running(graph, tmp_path) as runner:
-        deadline, updates = monotonic() + 50, 5.0
-        for killed in range(3):
-            # The driver may learn of a death later than 50 updates after it.
-            while graph.counters.total("updates") < updates or (
-                graph.counters.total("restarts") < killed
-            ):
-                runner.poll(0.02)
-                assert monotonic() < deadline, (killed, graph.counters.total("updates"))
-            if killed < 2:
-                os.kill(runner.pids()[f"actor {killed}"], signal.SIGKILL)
-            updates = graph.counters.total("updates") + 50
-    assert graph.counters.total("restarts") == 2
+    survive_kills(graph, tmp_path, ("actor 0", "actor 1"))

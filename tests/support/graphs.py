@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -130,3 +133,21 @@ class running:
 
     def __exit__(self, *_: object) -> None:
         self.runner.close()
+
+
+def survive_kills(graph: Graph, folder: Path, victims: Sequence[str]) -> None:
+    """Run a graph's processes, and kill one worker after the other, in the middle of learning. Each
+    is replaced, and the learner goes on."""
+    with running(graph, folder) as runner:
+        deadline, updates = monotonic() + 50, 5.0
+        for killed, victim in enumerate([*victims, ""]):
+            # The driver may learn of a death later than 50 updates after it.
+            while graph.counters.total("updates") < updates or (
+                graph.counters.total("restarts") < killed
+            ):
+                runner.poll(0.02)
+                assert monotonic() < deadline, (killed, graph.counters.total("updates"))
+            if victim:
+                os.kill(runner.pids()[victim], signal.SIGKILL)
+            updates = graph.counters.total("updates") + 50
+    assert graph.counters.total("restarts") == len(victims)

@@ -30,7 +30,7 @@ from tests.support.apex_graphs import (
     serial_rounds,
     with_learner,
 )
-from tests.support.graphs import running, spec_of
+from tests.support.graphs import running, spec_of, survive_kills
 from tests.support.pairings import network_maker, plan_of
 
 COUNTING = "tests.support.envs:CountingVectorEnv"
@@ -311,24 +311,9 @@ def test_a_killed_worker_ends_the_run_with_its_name(victim: str, tmp_path: Path)
 @pytest.mark.multiprocess(timeout=60)
 def test_no_transition_is_wrong_after_actors_were_killed(tmp_path: Path) -> None:
     """Each is checked against the environment's own rule; debug poisons what was dropped."""
-    import os
-    import signal
-
     config = apex_config(max_worker_restarts=4)
     config = resolve_defaults(config, spec_of(config))
     graph, _ = build_apex(config)
     maker = network_maker(config, spec_of(config), 1)
     with_learner(graph, CheckingLearnerMaker(maker, config))
-    with running(graph, tmp_path) as runner:
-        deadline, updates = monotonic() + 50, 5.0
-        for killed in range(5):
-            # The driver may learn of a death later than 50 updates after it.
-            while graph.counters.total("updates") < updates or (
-                graph.counters.total("restarts") < killed
-            ):
-                runner.poll(0.02)
-                assert monotonic() < deadline
-            if killed < 4:
-                os.kill(runner.pids()[f"actor {killed % 2}"], signal.SIGKILL)
-            updates = graph.counters.total("updates") + 50
-    assert graph.counters.total("restarts") == 4
+    survive_kills(graph, tmp_path, [f"actor {killed % 2}" for killed in range(4)])

@@ -4,10 +4,7 @@ refused."""
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -23,29 +20,14 @@ from sampleforge.topologies.dqn_defaults import resolve_defaults as resolve_apex
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.apex_graphs import learner_worker, serial_rounds, with_learner
+from tests.support.box_code import box_config
 from tests.support.goal_envs import BIT_FLIP, GOAL_CODE, CheckingHindsightMaker
-from tests.support.graphs import one_policy, running, spec_of
+from tests.support.graphs import one_policy, spec_of, survive_kills
 from tests.support.pairings import plan_of, wire_of
 
 
 def small(**more: Any) -> SacConfig:
-    chosen: dict[str, Any] = {
-        "env": GOAL_CODE,
-        "her": True,
-        "num_workers": 2,
-        "num_envs_per_worker": 6,
-        "num_splits": 2,
-        "rollout": 7,
-        "model": ModelConfig(hidden_sizes=(8,)),
-        "debug": True,
-        "seed": 1,
-        "learning_starts": 200,
-        "replay_capacity": 21 * 20,
-        "batch_size": 16,
-        "prefetch_batches": 4,
-        "updates_per_env_step": 1 / 16,
-    }
-    return SacConfig(**{**chosen, **more})
+    return box_config(**{"env": GOAL_CODE, "her": True, **more})
 
 
 def checking(config: SacConfig) -> Graph:
@@ -83,17 +65,7 @@ def test_a_transition_has_its_own_goal_or_one_achieved_later_in_its_episode(
 @pytest.mark.multiprocess(timeout=60)
 def test_no_goal_is_wrong_in_processes_of_which_some_are_killed(tmp_path: Path) -> None:
     graph = checking(small(n_step=3, max_worker_restarts=3))
-    with running(graph, tmp_path) as runner:
-        deadline, updates = monotonic() + 50, 5.0
-        for killed, victim in enumerate(("actor 0", "replay 0", "learner", "")):
-            while graph.counters.total("updates") < updates or (
-                graph.counters.total("restarts") < killed
-            ):
-                runner.poll(0.02)
-                assert monotonic() < deadline
-            if victim:
-                os.kill(runner.pids()[victim], signal.SIGKILL)
-            updates = graph.counters.total("updates") + 50
+    survive_kills(graph, tmp_path, ("actor 0", "replay 0", "learner"))
 
 
 def test_a_rollout_has_whole_episodes_if_they_have_a_time_limit() -> None:

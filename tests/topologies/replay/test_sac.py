@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -27,7 +24,7 @@ from tests.support.apex_graphs import (
     with_learner,
 )
 from tests.support.box_code import CheckingSacMaker, box_config
-from tests.support.graphs import running, spec_of
+from tests.support.graphs import spec_of, survive_kills
 from tests.support.sac import SPEC
 
 
@@ -60,18 +57,7 @@ def test_every_transition_comes_from_its_place(more: dict[str, Any]) -> None:
 @pytest.mark.multiprocess(timeout=60)
 def test_no_transition_is_wrong_in_processes_of_which_some_are_killed(tmp_path: Path) -> None:
     graph, _ = checking(box_config(max_worker_restarts=3))
-    with running(graph, tmp_path) as runner:
-        deadline, updates = monotonic() + 50, 5.0
-        for killed, victim in enumerate(("actor 0", "replay 0", "learner", "")):
-            while graph.counters.total("updates") < updates or (
-                graph.counters.total("restarts") < killed
-            ):
-                runner.poll(0.02)
-                assert monotonic() < deadline
-            if victim:
-                os.kill(runner.pids()[victim], signal.SIGKILL)
-            updates = graph.counters.total("updates") + 50
-    assert graph.counters.total("restarts") == 3
+    survive_kills(graph, tmp_path, ("actor 0", "replay 0", "learner"))
 
 
 def with_actions(space: spaces.Space[Any]) -> EnvSpec:
