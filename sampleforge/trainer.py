@@ -27,7 +27,7 @@ from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import DeferredInterrupt
 from sampleforge.runtime.stop_condition import StopCondition
 from sampleforge.runtime.torch_defaults import usual_torch
-from sampleforge.tools.tracking.callbacks import tracking_callbacks
+from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.plot import check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
 from sampleforge.run.folder.atomic_file import to_json, write_atomically
-from sampleforge.tools.jobs.screen import FILE_WIDTH
+from sampleforge.tools.jobs.jobs import FILE_WIDTH
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,8 +73,7 @@ def run(args: Sequence[str]) -> int:
     if flags.csv is not None and not Path(flags.csv).parent.is_dir():
         raise ConfigError(f"--csv {flags.csv}: there is no folder {Path(flags.csv).parent}")
     from sampleforge.tools.compare.comparison import compare
-    from sampleforge.tools.compare.normalisation import scales
-    from sampleforge.tools.compare.scores import ScoreRule
+    from sampleforge.tools.compare.scores import ScoreRule, scales
     from sampleforge.tools.plots.curves import read_curves
 
     runs = [curves for path in paths for curves in read_curves(path, warn)]
@@ -88,7 +87,7 @@ def run(args: Sequence[str]) -> int:
     if flags.csv is not None:
         write_atomically(Path(flags.csv), to_csv(comparison).encode())
     if out is not None:
-        from sampleforge.tools.compare.figure import draw_comparison
+        from sampleforge.tools.compare.comparison import draw_comparison
 
         draw_comparison(comparison, out)
     if not flags.json:

@@ -93,7 +93,7 @@ def run(args: Sequence[str]) -> int:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1
     if out is not None:
-        from sampleforge.tools.plots.estimates import draw_estimates
+        from sampleforge.tools.estimate.estimates import draw_estimates
 
         draw_estimates(result, NAMES, out)
     for warning in result["warnings"]:

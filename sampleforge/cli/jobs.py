@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
-from sampleforge.tools.jobs.config import JobsConfig
+from sampleforge.tools.jobs.jobs import JobsConfig
 
 
 @dataclass(frozen=True)

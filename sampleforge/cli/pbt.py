@@ -22,7 +22,7 @@ from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
-    from sampleforge.tools.jobs.screen import JobsScreen
+    from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.population.across_runs import Population, PopulationSettings
 
 EXAMPLE = (
@@ -72,9 +72,8 @@ def run(args: Sequence[str]) -> int:
         )
     config = parse_config(algo, rest, "pbt ...")
     from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.tools.jobs.jobs import LaunchFailed
+    from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
-    from sampleforge.tools.jobs.screen import JobsScreen
     from sampleforge.tools.population.across_runs import Population
     from sampleforge.tools.population.table import news, table
 

@@ -12,7 +12,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.config import ConfigError, nearest
 from sampleforge.presets import preset_file, preset_names, preset_values
-from sampleforge.tools.jobs.screen import FILE_WIDTH
+from sampleforge.tools.jobs.jobs import FILE_WIDTH
 from sampleforge.topologies.config import ALGOS
 
 UNMEASURED = "not measured"

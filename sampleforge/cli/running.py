@@ -12,7 +12,7 @@ from sampleforge.run.failure import describe
 from sampleforge.run.screen.screen import Screen
 from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import Interrupts
-from sampleforge.tools.tracking.callbacks import tracking_callbacks
+from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
 

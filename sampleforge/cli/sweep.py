@@ -16,7 +16,7 @@ from sampleforge.cli.jobs import JobsFlags
 from sampleforge.run.folder.atomic_file import to_json
 
 if TYPE_CHECKING:
-    from sampleforge.tools.jobs.screen import JobsScreen
+    from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.sweep.spec import SweepSpec
     from sampleforge.tools.sweep.sweep import Sweep
 
@@ -41,11 +41,10 @@ def run(args: Sequence[str]) -> int:
 
     spec, folder = read_spec(Path(flags.spec)), Path(flags.folder)
     from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.tools.jobs.jobs import LaunchFailed
+    from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
-    from sampleforge.tools.jobs.screen import JobsScreen
+    from sampleforge.tools.sweep.study import SHOWN, news, table
     from sampleforge.tools.sweep.sweep import TRIALS_ON_SLURM, Sweep
-    from sampleforge.tools.sweep.table import SHOWN, news, table
 
     make_cwd_importable()
     make = partial(Sweep, spec)
@@ -65,7 +64,7 @@ def run(args: Sequence[str]) -> int:
 
 def report(sweep: Sweep, spec: SweepSpec, screen: JobsScreen, code: int) -> int:
     """Print all trials and the result; return the exit code: 1 if no trial has succeeded."""
-    from sampleforge.tools.sweep.table import table
+    from sampleforge.tools.sweep.study import table
 
     summary = sweep.summary()
     screen.console.print(table(sweep.trials(), spec, None))

@@ -56,7 +56,7 @@ def test_nothing_has_no_size() -> None:
 
 def test_every_file_of_the_checkout_is_in_one_part() -> None:
     parts = files_of_checkout(REPO)
-    assert "sampleforge/tools/tune/search.py" in parts["tools"]
+    assert "sampleforge/tools/tune/speed.py" in parts["tools"]
     assert {"sampleforge/api.py", "envs/atari.py"} <= set(parts["trainer"])
     assert "tests/conftest.py" in parts["tests"]
     assert all(path.startswith("benchmarks/") for path in parts["benchmarks"])

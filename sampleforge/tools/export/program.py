@@ -3,11 +3,20 @@ environment takes them.
 
 It consists of the model's own step and of the adapters' arithmetic in torch, with the constants of
 `sampleforge.env.adapter`. Its inputs and outputs are dicts of tensors with a leading batch axis.
+
+`max_error` compares what was exported with our own forward pass, on random observations. The
+reference is `LoadedPolicy.act` for actions and states, and the model's own step for the other
+outputs. Numbers are compared by their difference, which is relative where they are larger than 1;
+rescaled Box actions in the unit of the policy, to which their bounds are -1 and 1: a rounding of
+the last digit there is 449 times as large between bounds of 2 and 900. Where a discrete action
+differs, its error is what its score (logit or Q-value) lacks to the best one, because two scores
+that are equal up to rounding may be ordered differently.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +24,26 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
-from sampleforge.env.adapter import action_offsets, box_units, offset
+from sampleforge.env.adapter import action_offsets, box_units, mask_groups, offset
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.models.cnn import ImageTower
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD
 from sampleforge.run.onnx_policy import NEXT_STATE, STATE, column_name
-from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, ActionSpec, ArraySpec, leaves
+from sampleforge.spec import (
+    ACTION,
+    ACTION_MASK,
+    NO_BOUND,
+    OBSERVATION,
+    ActionSpec,
+    ArraySpec,
+    flatten,
+    leaves,
+    unflatten,
+)
 
 VALUE, Q_VALUES, LOGITS, MEAN, LOG_STD = "value", "q_values", "logits", "mean", "log_std"
 Convert = Callable[[Tensor], Tensor]
@@ -176,3 +196,193 @@ def to_env(spec: ActionSpec, space_dtype: np.dtype[Any]) -> Convert:
     if half is None or centre is None:
         return lambda a: torch.minimum(torch.maximum(a, low), high).to(dtype)
     return lambda a: torch.minimum(torch.maximum(a.double() * half + centre, low), high).to(dtype)
+
+
+OBSERVATIONS = 1000
+"""Number of random observations of a check."""
+LARGEST_BATCH = 64
+Array = np.ndarray[Any, Any]
+Columns = dict[str, Array]
+
+
+def max_error(
+    policy: LoadedPolicy,
+    exported: Callable[[Columns], Columns],
+    observations: int = OBSERVATIONS,
+    seed: int = 0,
+) -> float:
+    """Return the largest error of ``exported``, which maps the inputs of one batch to its outputs,
+    over all outputs of random ``observations``, in batches of 1 and of up to `LARGEST_BATCH`. It is
+    inf if an output is missing, of another dtype or shape, or not finite."""
+    inputs, reference = random_steps(policy, observations, seed)
+    dtypes = {column.name: column.dtype for column in PolicyProgram(policy).outputs}
+    sizes = [1] + [LARGEST_BATCH] * math.ceil((observations - 1) / LARGEST_BATCH)
+    begin, errors = 0, [0.0]
+    for size in sizes:
+        rows = slice(begin, begin + size)
+        outputs = exported({name: column[rows] for name, column in inputs.items()})
+        if {name: column.dtype.name for name, column in outputs.items()} != dtypes:
+            return math.inf
+        errors += _errors(policy, outputs, {n: x[rows] for n, x in reference.items()})
+        begin += size
+    return max(errors)
+
+
+def random_steps(policy: LoadedPolicy, count: int, seed: int) -> tuple[Columns, Columns]:
+    """Return ``count`` random inputs, and their outputs by our own forward pass, both as columns
+    [count, ...]. Discrete scores (logits or Q-values) are also in an additional column, with -inf
+    where the mask forbids the category."""
+    spec, model = policy.spec, policy.model
+    assert spec.spaces is not None
+    rng = np.random.default_rng(seed)
+    space = _drawable(spec.spaces.observation)
+    space.seed(seed)
+    program, groups = PolicyProgram(policy), mask_groups(spec.spaces.action)
+    inputs: dict[str, list[Any]] = {column.name: [] for column in program.inputs}
+    actions: dict[str, list[Any]] = {name: [] for name in spec.actions}
+    slot_rows, states = [], []
+    for _ in range(count):
+        obs, mask = space.sample(), None
+        if ACTION_MASK in spec.observations:
+            mask = _random_mask(groups, rng)
+        if mask is not None and not spec.spaces.mask_in_info:
+            obs, mask = _with_mask(spec.spaces.observation, obs, mask), None
+        state = rng.normal(size=(1, model.state_size)).astype(np.float32)
+        for name, leaf in flatten(spec.spaces.observation, obs, OBSERVATION).items():
+            inputs[column_name(name, OBSERVATION)].append(leaf)
+        if mask is not None:
+            inputs[ACTION_MASK].append(mask)
+        if model.state_size:
+            inputs[STATE].append(state[0])
+        action, next_state = policy.act(obs, torch.from_numpy(state), mask=mask)
+        for name, leaf in flatten(spec.spaces.action, action, ACTION).items():
+            actions[name].append(leaf)
+        states.append(torch.zeros(1, 0) if next_state is None else next_state)
+        slot_rows.append(policy.as_rows(obs, mask))
+    columns = {
+        column.name: np.asarray(inputs[column.name], column.dtype) for column in program.inputs
+    }
+    reference = {column_name(name, ACTION): np.asarray(x) for name, x in actions.items()}
+    reference[NEXT_STATE] = torch.cat(states).numpy()
+    reference |= _step(policy, slot_rows, columns.get(STATE))
+    return columns, reference
+
+
+@torch.inference_mode()
+def _step(policy: LoadedPolicy, slot_rows: list[Columns], state: Array | None) -> Columns:
+    """Return value, parameters and masked scores of the model's own step."""
+    model, rows = policy.model, len(slot_rows)
+    obs = {
+        name: torch.from_numpy(np.concatenate([row[name] for row in slot_rows]))
+        for name in policy.spec.observations
+    }
+    before = torch.zeros(rows, 0) if state is None else torch.from_numpy(state)
+    output = model.step(obs, before, torch.zeros(rows, dtype=torch.bool))
+    parameters = output.parameters.numpy()
+    num_logits = sum(n for leaf in policy.spec.actions.values() for n in leaf.categories)
+    scores, boxes = parameters[:, :num_logits], parameters[:, num_logits:]
+    mean, log_std = np.split(boxes, 2, -1)
+    mask = obs.get(ACTION_MASK)
+    masked = scores if mask is None else np.where(mask.numpy(), scores, -np.inf)
+    return {
+        VALUE: output.values.numpy(),
+        Q_VALUES: scores,
+        LOGITS: scores,
+        MEAN: mean,
+        LOG_STD: log_std.clip(MIN_LOG_STD, MAX_LOG_STD),
+        _SCORES: masked,
+    }
+
+
+_SCORES = "masked scores"
+
+
+def _errors(policy: LoadedPolicy, outputs: Columns, reference: Columns) -> list[float]:
+    """Return the largest error of each output of one batch."""
+    discrete = {
+        column_name(name, ACTION): error
+        for name, error in _choice_errors(policy, outputs, reference).items()
+    }
+    units = _units(policy)
+    return [
+        discrete[name]
+        if name in discrete
+        else _number_error(column, reference[name], units.get(name, 1.0))
+        for name, column in outputs.items()
+    ]
+
+
+def _units(policy: LoadedPolicy) -> dict[str, Array]:
+    """Return the unit of the policy in each rescaled Box action, [*shape]: half of the bounds'
+    distance, but at least 1."""
+    units = {}
+    for name, leaf in policy.spec.actions.items():
+        if leaf.kind == "box" and (half := box_units(leaf).half) is not None:
+            units[column_name(name, ACTION)] = np.maximum(1.0, half)
+    return units
+
+
+def _number_error(found: Array, expected: Array, unit: Array | float) -> float:
+    """Return the largest difference, in ``unit``, or relative where a number is larger than
+    that."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return math.inf
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    return float((np.abs(found - expected) / np.maximum(unit, np.abs(expected))).max(initial=0.0))
+
+
+def _choice_errors(policy: LoadedPolicy, outputs: Columns, reference: Columns) -> dict[str, float]:
+    """Return the error of each discrete action leaf: the largest lack of a chosen category's
+    score, 0 where the choice is the reference's, inf where it is forbidden or does not exist."""
+    at, errors = 0, {}
+    for name, leaf in policy.spec.actions.items():
+        if leaf.kind == "box":
+            continue
+        column = column_name(name, ACTION)
+        starts = action_offsets(leaf) if leaf.kind != "multibinary" else 0
+        found = (outputs[column].astype(np.int64) - starts).reshape(len(outputs[column]), -1)
+        expected = (reference[column].astype(np.int64) - starts).reshape(found.shape)
+        errors[name] = 0.0
+        for element, n in enumerate(leaf.categories):
+            scores = reference[_SCORES][:, at : at + n]
+            for row in np.flatnonzero(found[:, element] != expected[:, element]).tolist():
+                choice = int(found[row, element])
+                exists = 0 <= choice < n and np.isfinite(scores[row, choice])
+                lack = scores[row].max() - scores[row, choice] if exists else math.inf
+                errors[name] = max(errors[name], float(lack))
+            at += n
+    return errors
+
+
+def _drawable(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return a copy of ``space`` whose samples are of usual size: bounds of `NO_BOUND` or more
+    count as none."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _drawable(child) for key, child in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_drawable(child) for child in space.spaces])
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        return copy.deepcopy(space)
+    low, high = (
+        np.where(np.abs(bound) < NO_BOUND, bound, np.copysign(np.inf, bound)).astype(space.dtype)
+        for bound in (space.low, space.high)
+    )
+    return spaces.Box(low, high, space.shape, space.dtype.type)
+
+
+def _random_mask(groups: list[int], rng: np.random.Generator) -> Array:
+    """Return a random action mask, bool [sum of categories], that allows at least one category of
+    each choice. ``groups``: the number of categories of each choice."""
+    parts = []
+    for n in groups:
+        part = rng.random(n) < 0.6
+        part[rng.integers(n)] = True
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _with_mask(space: gym.Space[Any], obs: Any, mask: Array) -> Any:
+    """Return the observation with ``mask`` as its leaf `ACTION_MASK`."""
+    flat: Mapping[str, Any] = flatten(space, obs, OBSERVATION)
+    dtype = dict(leaves(space, OBSERVATION))[ACTION_MASK].dtype
+    return unflatten(space, {**flat, ACTION_MASK: mask.astype(dtype)}, OBSERVATION)

@@ -28,8 +28,7 @@ from sampleforge.run.folder.atomic_file import to_json, write_atomically
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.onnx_policy import INSTALL, METADATA_KEY, OnnxSession
 from sampleforge.runtime.threads import without_tqdm_monitor
-from sampleforge.tools.export.check import OBSERVATIONS, Columns, max_error
-from sampleforge.tools.export.program import PolicyProgram
+from sampleforge.tools.export.program import OBSERVATIONS, Columns, PolicyProgram, max_error
 from sampleforge.version import __version__
 
 Format = Literal["torch", "onnx"]
@@ -73,8 +72,8 @@ def export_policy(
 
     ``format`` is "torch" (a torch.export program) or "onnx"; None: by the suffix of the file, .pt2
     or .onnx. What is written is first compared with our own forward pass on random observations
-    (see `sampleforge.tools.export.check`): ONNX with onnxruntime, or, where that is not installed,
-    the program that it was made of; ``checked_with`` in the metadata says which, ``max_error`` is
+    (see `sampleforge.tools.export.program`): ONNX with onnxruntime, or, where that is missing, the
+    program that it was made of; ``checked_with`` in the metadata says which, ``max_error`` is
     the result. ``details`` are further values for the metadata.
 
     Raises ConfigError for an unknown suffix or a package that is missing, and ExportError if the

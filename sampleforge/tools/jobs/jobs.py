@@ -1,5 +1,6 @@
-"""Jobs: functions that run in processes of this machine (`local_jobs`) or on a Slurm cluster
-(`slurm_jobs`).
+"""Jobs: functions that run in processes of this machine (`LocalJobs`) or on a Slurm cluster
+(`SlurmJobs`); their configuration (JobsConfig), and what the commands that run them show. It
+imports no torch.
 
 submitit starts and cancels them. It passes functions as pickles. They are in a new folder of each
 launch that only its owner can write to, and a launcher reads none of them, so that a folder from an
@@ -13,9 +14,43 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from sampleforge.config import Checked, ConfigError, check_range
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+@dataclass(frozen=True)
+class JobsConfig(Checked):
+    launcher: Literal["local", "slurm"] = "local"
+    """Where the runs take place: in processes of this machine, or as jobs of a Slurm cluster."""
+    jobs: int | None = None
+    """Runs at a time (default: one per core; with slurm all members of a population, 4 trials of a
+    sweep)."""
+    slurm: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """With --launcher slurm: options of sbatch, such as partition=gpu cpus_per_task=8
+    gpus_per_node=1 time=600 (minutes)."""
+    leave_jobs: bool = False
+    """With --launcher slurm: Ctrl-C ends only this command; its jobs go on, and the same command
+    takes them over (off: Ctrl-C cancels them)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "jobs", low=1)
+        if self.launcher == "slurm":
+            return
+        if self.slurm:
+            raise ConfigError("--slurm: needs --launcher slurm; local jobs have no such options")
+        if self.leave_jobs:
+            raise ConfigError(
+                "--leave-jobs: needs --launcher slurm; local jobs end with this command"
+            )
+
 
 Work = Callable[[], None]
 """The function of a job. It can be pickled, ends in order after SIGTERM (see `EndingInOrder`), and
@@ -92,3 +127,46 @@ class EndingInOrder:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
         self._end()
+
+
+DRAW_S = 0.5
+"""Seconds between two updates of the table."""
+FILE_WIDTH = 160
+"""Characters in a line of a table that is not printed to a terminal."""
+
+
+class JobsScreen:
+    """Shows a table on a terminal, and elsewhere one line per event. ``table`` makes the table;
+    ``lines`` returns what has happened since its last call."""
+
+    def __init__(self, table: Callable[[], RenderableType], lines: Callable[[], list[str]]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console: Console = Console(highlight=False)
+        if not self.console.is_terminal:  # a table in a file may be wide
+            self.console.width = FILE_WIDTH
+        self._table, self._lines = table, lines
+        self._live = None
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._next = 0.0
+
+    def update(self) -> None:
+        """Show what is new."""
+        for line in self._lines():
+            self.say(line)
+        if self._live is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + DRAW_S
+            self._live.update(self._table(), refresh=True)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Remove the table that changes."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -1,4 +1,4 @@
-"""The loop of the commands that run jobs: their folder, the loop and its signals."""
+"""The loop of the commands that run jobs: their folder, the launcher, the loop and its signals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from sampleforge.config import ConfigError
 from sampleforge.populations.folder import PopulationFolder
 from sampleforge.runtime.interrupts import Interrupts
-from sampleforge.tools.jobs.config import JobsConfig
-from sampleforge.tools.jobs.jobs import STOP_S, Jobs
-from sampleforge.tools.jobs.launcher import open_jobs
-from sampleforge.tools.jobs.screen import JobsScreen
+from sampleforge.tools.jobs.jobs import STOP_S, Jobs, JobsConfig, JobsScreen
+from sampleforge.tools.jobs.local import LocalJobs
+from sampleforge.tools.jobs.slurm import SlurmJobs
+
+
+def open_jobs(folder: Path, config: JobsConfig, most: int) -> Jobs:
+    """Return the jobs of a sweep or population in ``folder``. ``most``: its number of jobs on Slurm
+    unless the user has set one. Raises ConfigError if submitit or Slurm is missing."""
+    try:
+        import submitit
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "sweeps and populations of runs need submitit, which is not installed: pip install "
+            '"sampleforge[populations]"'
+        ) from error
+    if config.launcher == "local":
+        return LocalJobs(folder, config.jobs, submitit)
+    return SlurmJobs(folder, config.jobs or most, config.slurm, submitit)
+
 
 POLL_S = 0.1
 KILLED_S = 5.0

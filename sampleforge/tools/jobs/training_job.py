@@ -16,7 +16,7 @@ from sampleforge.run.failure import describe
 from sampleforge.run.folder.atomic_file import write_json
 from sampleforge.run.session import Session
 from sampleforge.tools.jobs.jobs import EndingInOrder
-from sampleforge.tools.tracking.callbacks import tracking_callbacks
+from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
 Status = Literal["finished", "stopped", "interrupted", "failed"]

@@ -34,10 +34,15 @@ from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
 from sampleforge.runtime.causes import causes
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome
-from sampleforge.tools.population.member import PUBLISHED, MemberJob, is_finished, run_folder
+from sampleforge.tools.population.member import MemberJob, is_finished
 from sampleforge.tools.population.member_change import MemberRules, shaping_of
-from sampleforge.tools.population.merged_lineage import MergedLineage
-from sampleforge.tools.population.published import Published, PublishedStates
+from sampleforge.tools.population.published import (
+    PUBLISHED,
+    MergedLineage,
+    Published,
+    PublishedStates,
+    run_folder,
+)
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.topologies.starts import seed_of_policy

@@ -41,12 +41,16 @@ from sampleforge.tools.population.member_change import (
     hyperparameters_of,
     shaping_of,
 )
-from sampleforge.tools.population.published import Published, PublishedStates
+from sampleforge.tools.population.published import (
+    PUBLISHED,
+    Published,
+    PublishedStates,
+    lineage_file,
+    run_folder,
+)
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.registry import pairing
 
-RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
-"""Folders of a population: the run folders of its members, what they publish, their lineages."""
 PREDECESSOR_S = 60.0
 """Seconds that a job waits for an earlier job of the same member, which may still be ending."""
 
@@ -66,16 +70,6 @@ class MemberJob:
     def __call__(self) -> None:
         with _only_job(self.folder / PUBLISHED, self.member):
             with_outcome(run_folder(self.folder, self.member), lambda: MemberRun(self).run())
-
-
-def run_folder(folder: Path, member: str) -> Path:
-    """Return the run folder of a member of the population in ``folder``."""
-    return folder / RUNS / member
-
-
-def lineage_file(folder: Path, member: str) -> Path:
-    """Return the file with a member's own part of the lineage."""
-    return folder / LINEAGES / f"{member}.jsonl"
 
 
 def is_finished(state: Published | None, config: AnyConfig) -> bool:

@@ -1,7 +1,10 @@
-"""What the members of a population of runs publish for each other, as files in a folder.
+"""What the members of a population of runs leave for each other and for the launcher, as files in a
+folder: their states with checkpoints, and their parts of the lineage.
 
-    0.json                           the newest state of member 0
-    0-000000020480-<sha>.safetensors the checkpoint that it names
+    published/0.json                           the newest state of member 0
+    published/0-000000020480-<sha>.safetensors the checkpoint that it names
+    lineages/0.jsonl                           what has happened to member 0
+    lineage.jsonl                              what has happened to all
 
 A member replaces its files atomically and without a lock. A checkpoint is a hard link to that of
 the member's run (a copy where the file system has no links), so that the run may remove its own
@@ -18,21 +21,34 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sampleforge.config import from_plain
+from sampleforge.populations import lineage
 from sampleforge.populations.exploit import Member
 from sampleforge.run.folder.atomic_file import TEMPORARY_SUFFIX, write_json
 from sampleforge.run.folder.checkpoint_file import Checkpoint, CheckpointError, decode
 
+RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
+"""Folders of a population: the run folders of its members, what they publish, their lineages."""
 _CHECKPOINT = re.compile(r"\d{12,}-([0-9a-f]{16})\.safetensors")
 _TRIES = 5
 """Times that a state is read again because its checkpoint was replaced meanwhile."""
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+
+
+def run_folder(folder: Path, member: str) -> Path:
+    """Return the run folder of a member of the population in ``folder``."""
+    return folder / RUNS / member
+
+
+def lineage_file(folder: Path, member: str) -> Path:
+    """Return the file with a member's own part of the lineage."""
+    return folder / LINEAGES / f"{member}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -158,3 +174,45 @@ def _link(source: Path, target: Path) -> None:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         shutil.copyfile(source, temporary)
         os.replace(temporary, target)
+
+
+class MergedLineage:
+    """Appends to lineage.jsonl the events of all members as they appear in the members' own files.
+
+    Each file has one writer at a time. The number of a member's lines that have been merged is that
+    of its lines in lineage.jsonl, so that a launcher which is killed leaves nothing to repair.
+    """
+
+    def __init__(self, folder: Path, members: Sequence[str]) -> None:
+        (folder / LINEAGES).mkdir(exist_ok=True)
+        self._folder, self._members = folder, members
+        self._path = folder / lineage.FILE
+        self._merged = dict.fromkeys(members, 0)
+        if self._path.is_file():
+            for event in lineage.read(self._path):
+                self._merged[event["member"]] = self._merged.get(event["member"], 0) + 1
+        self._sizes = dict.fromkeys(members, 0)
+        lineage.Lineage(self._path).close()  # cuts off an incomplete line
+
+    def update(self) -> None:
+        """Append the new events of all members."""
+        for member in self._members:
+            path = lineage_file(self._folder, member)
+            size = path.stat().st_size if path.is_file() else 0
+            if size == self._sizes[member]:
+                continue
+            self._sizes[member] = size
+            self._append(member, lineage.read(path))
+
+    def _append(self, member: str, events: list[dict[str, Any]]) -> None:
+        merged = lineage.Lineage(self._path)
+        try:
+            for event in events[self._merged[member] :]:
+                merged.append(event)
+                self._merged[member] += 1
+        finally:
+            merged.close()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all merged events."""
+        return lineage.read(self._path)

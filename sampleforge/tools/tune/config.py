@@ -1,12 +1,24 @@
-"""The configuration of a search of flags (TuneConfig). It imports no torch."""
+"""The configuration of a search of flags (TuneConfig), and the file with what it has found. It
+imports no torch.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.run.folder.atomic_file import write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 FOR_RETURN = ("minutes", "jobs", "folder")
 FOR_SPEED = ("allow_learning_changes",)
@@ -55,3 +67,16 @@ class TuneConfig(Checked):
     def file_stem(self) -> str:
         """Environment and algorithm as the beginning of a file's name."""
         return f"{re.sub(r'[^A-Za-z0-9._]+', '-', self.env)}-{self.algo}"
+
+
+def write_tuned(
+    console: Console, asked: TuneConfig, out: Path, head: str, values: Mapping[str, Any]
+) -> None:
+    """Write the flags that were found as a YAML file for --config, after the comment ``head``, and
+    print the command that trains with it."""
+    text = yaml.safe_dump({"algo": asked.algo, "env": asked.env, **values}, sort_keys=False)
+    write_atomically(out, (head + text).encode())
+    words = ["sampleforge", "train", asked.algo]
+    words += ["--preset", asked.preset] if asked.preset else []
+    console.print(f"Written to {out}. To train with it:", soft_wrap=True, markup=False)
+    print(shlex.join([*words, "--config", str(out)]))

@@ -1,11 +1,14 @@
-"""The search of `sampleforge tune --for return`: a sweep around the defaults within a budget of
-minutes, whose trials are training runs of equal length."""
+"""The search of `sampleforge tune --for return`: a sweep of ranges and choices around the defaults
+for the environment, within a budget of minutes, whose trials are training runs of equal length.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +21,128 @@ from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.presets import preset_values
-from sampleforge.tools.jobs.config import JobsConfig
-from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
+from sampleforge.spec import EnvSpec
+from sampleforge.tools.jobs.jobs import JobsConfig, JobsScreen, LaunchFailed
 from sampleforge.tools.jobs.loop import launched_in, run_jobs
-from sampleforge.tools.jobs.screen import JobsScreen
-from sampleforge.tools.sweep.search_space import SearchSpace, search_space
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
+from sampleforge.tools.sweep.study import SHOWN, news, shown, table
 from sampleforge.tools.sweep.sweep import Sweep
-from sampleforge.tools.sweep.table import SHOWN, news, shown, table
-from sampleforge.tools.tune.config import TuneConfig
-from sampleforge.tools.tune.written import write_tuned
+from sampleforge.tools.tune.config import TuneConfig, write_tuned
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
+from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.sampler_plan import run_device
+
+Range = dict[str, Any]
+"""The values of a setting as the YAML file of a sweep has them: low, high and log, or choices."""
+RATE_FACTOR = 10.0
+"""The learning rate is searched from a tenth of its default to ten times as much."""
+
+
+def search_space(config: AnyConfig, spec: EnvSpec) -> tuple[dict[str, Range], dict[str, Any]]:
+    """Return the settings to search for ``config``, as the user has given it, in the environment
+    with this ``spec``: setting -> its values, and setting -> the value that a run has without a
+    flag, which is among them. Choices that a run would refuse are left out. Raises ConfigError for
+    a config that cannot run, or whose algorithm does not learn from an environment."""
+    if pairing(config).topology.sampler is None:
+        raise ConfigError(
+            f"--for return: {config.algo} learns from recorded data, and its reports have no "
+            "return; search its settings with `sampleforge sweep` and metric: "
+            "eval_return_mean"
+        )
+    resolved, batch = _planned(config, spec)
+    around = _of_replay if config.topology == "replay" else _of_rollouts
+    wanted = {n: values for n, values in around(resolved, batch).items() if hasattr(resolved, n)}
+    ranges: dict[str, Range] = {"learning_rate": _rates(resolved.learning_rate)}
+    defaults = {"learning_rate": resolved.learning_rate}
+    for name, values in wanted.items():
+        default = batch if name == "batch_size" else getattr(resolved, name)
+        fitting = _fitting(values, default, partial(_runs, config, spec, name))
+        if len(fitting) > 1:
+            ranges[name], defaults[name] = {"choices": fitting}, default
+    return ranges, defaults
+
+
+def _of_rollouts(config: Any, batch: int) -> dict[str, Iterable[Any]]:
+    """Return values to try of a resolved config that learns from batches of rollouts, of so many
+    env steps."""
+    values: dict[str, Iterable[Any]] = {
+        "exploration_coeff": (0.0, 0.001, 0.003, 0.01, 0.03),
+        "gamma": (0.97, 0.98, 0.99, 0.995, 0.999),
+        "gae_lambda": (0.8, 0.9, 0.95, 0.98, 1.0),
+        "return_lambda": (0.5, 0.65, 0.8, 0.9, 0.95),
+        "clip_ratio": (0.1, 0.2, 0.3),
+    }
+    if config.async_rl:
+        return {**values, "num_epochs": (1, 2, 4), "batch_size": _halves_and_doubles(batch)}
+    return {
+        **values,
+        "num_epochs": (3, 5, 10, 20),
+        "rollout": _halves_and_doubles(config.rollout),
+        "minibatch_size": _halves_and_doubles(config.minibatch_size, 2),
+    }
+
+
+def _of_replay(config: Any, batch: int) -> dict[str, Iterable[Any]]:
+    """Return values to try of a resolved config that learns from a replay, from samples of so many
+    items."""
+    values: dict[str, Iterable[Any]] = {
+        "gamma": (0.97, 0.98, 0.99, 0.995, 0.999),
+        "n_step": (1, 3, 5, 10),
+        "target_update_interval": _halves_and_doubles(
+            getattr(config, "target_update_interval", None), 2
+        ),
+        "updates_per_env_step": (0.25, 0.5, 1.0, 2.0),
+        "target_rate": (0.002, 0.005, 0.01, 0.02),
+        "batch_size": _halves_and_doubles(batch),
+        "priority_alpha": (0.0, 0.4, 0.6, 0.9),
+    }
+    if config.samples_per_insert is not None:
+        ratio = config.samples_per_insert
+        values["samples_per_insert"] = (ratio / 2, ratio, 2 * ratio, 4 * ratio)
+    if not getattr(config, "noisy_nets", False):
+        values["epsilon_base"] = (0.2, 0.4, 0.7)
+    return values
+
+
+def _rates(default: float) -> Range:
+    return {"low": default / RATE_FACTOR, "high": default * RATE_FACTOR, "log": True}
+
+
+def _halves_and_doubles(number: int | None, times: int = 1) -> list[int]:
+    """Return a number divided by and multiplied with 2, 4 and so on, as often as ``times``; nothing
+    for None."""
+    if number is None:
+        return []
+    down = [number // 2**k for k in range(times, 0, -1) if number % 2**k == 0]
+    return [*down, number, *(number * 2**k for k in range(1, times + 1))]
+
+
+def _fitting(values: Iterable[Any], default: Any, runs: Callable[[Any], bool]) -> list[Any]:
+    """Return the default, if there is one, and those of the values with which a run can begin, in
+    order."""
+    if default is None:
+        return []
+    return sorted({default, *(value for value in values if value != default and runs(value))})
+
+
+def _planned(config: Any, spec: EnvSpec) -> tuple[Any, int]:
+    """Return a config with its defaults resolved, and its batch size. Raises ConfigError if it
+    cannot run."""
+    chosen = pairing(config)
+    resolved = chosen.resolve_defaults(config, spec)
+    plan = chosen.plan(resolved, spec, run_device(config, spec))
+    return resolved, int(plan.batch_size)
+
+
+def _runs(config: Any, spec: EnvSpec, name: str, value: Any) -> bool:
+    """Return whether a run with another value of one setting can begin."""
+    try:
+        _planned(dataclasses.replace(config, **{name: value}), spec)
+    except ConfigError:
+        return False
+    return True
+
 
 MINUTES = 30.0
 """Default budget."""
@@ -47,26 +161,22 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
     the exit code. After Ctrl-C the best trial so far counts. Raises ConfigError."""
     minutes = asked.minutes or MINUTES
     seconds = trial_seconds(asked, minutes)
-    space = _space(asked)
+    ranges, defaults = _space(asked)
     name = f"{asked.file_stem}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(asked.folder or Path("sweeps") / name)
     with tempfile.TemporaryDirectory() as scratch:
-        spec = _spec(asked, space, seconds, Path(scratch) / "sweep.yaml")
-
-        def make(folder: Path, jobs: Jobs) -> Sweep:
-            sweep = Sweep(spec, folder, jobs)
-            sweep.propose(space.defaults)
-            return sweep
+        spec = _spec(asked, ranges, seconds, Path(scratch) / "sweep.yaml")
 
         config = JobsConfig(jobs=asked.jobs or 1)
-        with launched_in(folder, config, 1, make) as (sweep, jobs):
+        with launched_in(folder, config, 1, partial(Sweep, spec)) as (sweep, jobs):
+            sweep.propose(defaults)
             budget = Budget(sweep, 60.0 * minutes, seconds)
             told: dict[int, str] = {}
             screen = JobsScreen(
                 lambda: _panel(budget, spec), lambda: news(sweep.trials(), spec, told)
             )
             screen.say(
-                f"Searching {', '.join(space.ranges)} for {minutes:g} min: trials of {seconds:g} "
+                f"Searching {', '.join(ranges)} for {minutes:g} min: trials of {seconds:g} "
                 f"s, {jobs.limit} at a time, the defaults first, in {folder}"
             )
             try:
@@ -74,7 +184,7 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
             except LaunchFailed as error:
                 screen.say(f"nothing found: {error}")
                 return 1
-            failed = _report(asked, sweep, space, screen, out, seconds)
+            failed = _report(asked, sweep, screen, out, seconds)
             return code or failed
 
 
@@ -91,8 +201,9 @@ def trial_seconds(asked: TuneConfig, minutes: float) -> float:
     return seconds
 
 
-def _space(asked: TuneConfig) -> SearchSpace:
-    """Return the settings to search. Raises ConfigError if the environment cannot be made."""
+def _space(asked: TuneConfig) -> tuple[dict[str, Range], dict[str, Any]]:
+    """Return the settings to search, as `search_space` does. Raises ConfigError if the environment
+    cannot be made."""
     values = preset_values(asked.algo, asked.preset) if asked.preset else {}
     config = from_plain(config_class(asked.algo), {**values, "env": asked.env})
     make_cwd_importable()
@@ -103,7 +214,7 @@ def _space(asked: TuneConfig) -> SearchSpace:
     return search_space(config, spec)
 
 
-def _spec(asked: TuneConfig, space: SearchSpace, seconds: float, path: Path) -> SweepSpec:
+def _spec(asked: TuneConfig, ranges: Mapping[str, Range], seconds: float, path: Path) -> SweepSpec:
     """Return the sweep, after writing it to ``path`` as a file for `sampleforge sweep`."""
     content: dict[str, Any] = {"algo": asked.algo}
     content |= {"preset": asked.preset} if asked.preset else {}
@@ -111,7 +222,7 @@ def _spec(asked: TuneConfig, space: SearchSpace, seconds: float, path: Path) -> 
         "trials": MOST_TRIALS,
         "pruner": "median",
         "config": {"env": asked.env, "train_for_seconds": seconds},
-        "search": space.ranges,
+        "search": dict(ranges),
     }
     head = f"# Written by `sampleforge tune {asked.env} {asked.algo} --for return`.\n"
     path.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -162,7 +273,6 @@ def _panel(budget: Budget, spec: SweepSpec) -> RenderableType:
 def _report(
     asked: TuneConfig,
     sweep: Sweep,
-    space: SearchSpace,
     screen: JobsScreen,
     out: Path,
     seconds: float,

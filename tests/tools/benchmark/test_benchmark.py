@@ -15,7 +15,7 @@ from sampleforge.run.reports.stages import Roles, stages
 from sampleforge.run.reports.verdict import BenchmarkContext, verdict
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
-from sampleforge.tools.benchmark.simulator import RandomActions
+from sampleforge.tools.benchmark.benchmark import RandomActions
 from sampleforge.tools.benchmark.table import WIDTH
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import COUNTERS

@@ -13,7 +13,7 @@ import pytest
 
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
-from sampleforge.tools.compare.normalisation import ATARI, scales
+from sampleforge.tools.compare.scores import ATARI, scales
 from sampleforge.tools.compare.statistics import iqm, probability_of_improvement
 from tests.support.reports import make_run
 

@@ -19,8 +19,13 @@ from sampleforge.env.random_actions import random_actions
 from sampleforge.models.encoders import MLP
 from sampleforge.spec import ACTION, EnvSpaces, action_specs, leaves, rescaled
 from sampleforge.tools.export import write
-from sampleforge.tools.export.check import max_error, random_steps
-from sampleforge.tools.export.program import PolicyProgram, to_env, to_slots
+from sampleforge.tools.export.program import (
+    PolicyProgram,
+    max_error,
+    random_steps,
+    to_env,
+    to_slots,
+)
 from sampleforge.tools.export.write import EXTRA_FILE, ExportError, Format, export_policy
 from tests.support import exports
 from tests.support.exports import CASES, SLOW_CASES, policy_of

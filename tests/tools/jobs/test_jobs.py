@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.tools.jobs.config import JobsConfig
-from sampleforge.tools.jobs.launcher import open_jobs
+from sampleforge.tools.jobs.jobs import JobsConfig
 from sampleforge.tools.jobs.local import LocalJobs, cores_of, gpu_names, gpu_of
+from sampleforge.tools.jobs.loop import open_jobs
 from tests.support.jobs import Fail, WaitForEnd, Write
 
 PATIENCE_S = 40.0
@@ -77,8 +77,8 @@ LAUNCHER = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-from sampleforge.tools.jobs.launcher import open_jobs
-from sampleforge.tools.jobs.config import JobsConfig
+from sampleforge.tools.jobs.loop import open_jobs
+from sampleforge.tools.jobs.jobs import JobsConfig
 from tests.support.jobs import WaitForEnd
 folder = Path(sys.argv[1])
 open_jobs(folder, JobsConfig(jobs=1), most=1).start({"a": WaitForEnd(folder / "a")})

@@ -24,9 +24,9 @@ from sampleforge.tools.population.across_runs import (
     Population,
     PopulationSettings,
 )
-from sampleforge.tools.population.member import MemberJob, lineage_file, run_folder
+from sampleforge.tools.population.member import MemberJob
 from sampleforge.tools.population.member_change import MemberRules
-from sampleforge.tools.population.merged_lineage import MergedLineage
+from sampleforge.tools.population.published import MergedLineage, lineage_file, run_folder
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import RunCli, StartCli, session_members

@@ -16,13 +16,13 @@ from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
 from sampleforge.populations.rounds import MemberChange
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
-from sampleforge.tools.population.member import MemberJob, MemberRun, lineage_file, run_folder
+from sampleforge.tools.population.member import MemberJob, MemberRun
 from sampleforge.tools.population.member_change import (
     MemberRules,
     changed_checkpoint,
     decide,
 )
-from sampleforge.tools.population.published import Published
+from sampleforge.tools.population.published import Published, lineage_file, run_folder
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 
 RULES = MemberRules(

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from sampleforge.cli.train import parse_config
-from sampleforge.tools.tune.search import Search, Trial, directions, flags_of
+from sampleforge.tools.tune.speed import Search, Trial, directions, flags_of
 from tests.support.variants import slow
 
 DEFAULTS = {

@@ -11,7 +11,7 @@ import pytest
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.presets import preset_names, preset_values
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.tools.sweep.search_space import search_space
+from sampleforge.tools.tune.returns import search_space
 from sampleforge.topologies.config import ALGOS
 from sampleforge.topologies.registry import pairing
 
@@ -45,13 +45,13 @@ def test_the_defaults_are_searched_with_values_that_run(
     more = {"replay_capacity": 100_000} if algo == "apex" else {}
     config: Any = from_plain(ALGOS[algo], {"env": "X-v0", **more})
     spec = spec_of(observation, action)
-    space = search_space(config, spec)
-    assert {"learning_rate", "gamma"} <= space.ranges.keys() and len(space.ranges) >= 6
-    assert space.ranges.keys() == space.defaults.keys()
+    ranges, defaults = search_space(config, spec)
+    assert {"learning_rate", "gamma"} <= ranges.keys() and len(ranges) >= 6
+    assert ranges.keys() == defaults.keys()
     chosen = pairing(config)
-    for name, values in space.ranges.items():
+    for name, values in ranges.items():
         assert name in {field.name for field in dataclasses.fields(config)}
-        default = space.defaults[name]
+        default = defaults[name]
         if "choices" not in values:
             assert values["low"] < default < values["high"]
             continue
@@ -66,7 +66,8 @@ def test_what_would_be_refused_is_left_out() -> None:
     128 would be tried too."""
     values = {"env": "X-v0", "model": {"core": "gru"}, "rollout": 256, "minibatch_size": 256}
     config: Any = from_plain(ALGOS["appo"], values)
-    sizes = search_space(config, spec_of("vector", "discrete")).ranges["minibatch_size"]["choices"]
+    ranges, _ = search_space(config, spec_of("vector", "discrete"))
+    sizes = ranges["minibatch_size"]["choices"]
     assert sizes == [256, 512, 1024]
 
 
@@ -75,9 +76,11 @@ def test_the_space_of_a_preset_is_around_its_values(name: str) -> None:
     values = preset_values("appo", name)
     config: Any = from_plain(ALGOS["appo"], values)
     kind = "image" if "cnn" in values.get("model", {}).get("encoder", "") else "vector"
-    space = search_space(config, spec_of(kind, "box" if name == "halfcheetah" else "discrete"))
-    for setting in space.ranges.keys() & values.keys():
-        assert space.defaults[setting] == values[setting]
+    ranges, defaults = search_space(
+        config, spec_of(kind, "box" if name == "halfcheetah" else "discrete")
+    )
+    for setting in ranges.keys() & values.keys():
+        assert defaults[setting] == values[setting]
 
 
 def test_algorithms_without_an_environment_are_refused() -> None:

@@ -19,10 +19,14 @@ from sampleforge.run.reports.evaluated import evaluations
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.run.reports.tags import tag
 from sampleforge.run.session import Session
-from sampleforge.tools.tracking.callbacks import tracking_callbacks
-from sampleforge.tools.tracking.csv_file import CsvFile, read_rows
-from sampleforge.tools.tracking.sink import TrackedRun, Tracking
-from sampleforge.tools.tracking.wandb_run import WandbRun
+from sampleforge.tools.tracking import (
+    CsvFile,
+    TrackedRun,
+    Tracking,
+    WandbRun,
+    read_rows,
+    tracking_callbacks,
+)
 from sampleforge.topologies.config import AppoConfig
 from tests.support.processes import RunCli
 from tests.support.wandb_files import history, records
@@ -228,8 +232,8 @@ def test_a_csv_file_gets_columns_later_and_drops_steps_that_are_done_again(tmp_p
 
 TWO_RUNS = """
 from pathlib import Path
-from sampleforge.tools.tracking.sink import TrackedRun
-from sampleforge.tools.tracking.trackio_run import TrackioRun
+from sampleforge.tools.tracking import TrackedRun
+from sampleforge.tools.tracking import TrackioRun
 
 sinks = {name: TrackioRun() for name in "ab"}
 for name, sink in sinks.items():

@@ -1,1 +1,0 @@
-"""Sinks that a run is sent to beside its own files: a CSV file, Weights & Biases, trackio."""
