@@ -35,9 +35,9 @@ from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.compiled import compile_passes
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import make_learner, seeded
 from sampleforge.topologies.critics_config import SacConfig

@@ -36,7 +36,7 @@ from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.threads import limit_threads
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.builders import initial_weights, make_learner
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.inference import LocalInference

@@ -21,9 +21,8 @@ from machine import describe, table
 
 from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import Prioritisation, ReplayShard
-from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.samples import TransitionReader
+from sampleforge.replay.shard import Prioritisation, ReplayShard, ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 

@@ -17,7 +17,7 @@ from sampleforge.models.mlp_pass import MAX_ROWS
 from sampleforge.models.noisy import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ArraySpec
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from sampleforge.algorithms.learning import Learner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 FinishRollout = Callable[[TrajectorySlots, int], None]

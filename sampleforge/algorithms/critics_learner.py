@@ -27,9 +27,9 @@ from sampleforge.replay.config import ReplayConfig
 from sampleforge.replay.importance import importance_weights, share_of
 from sampleforge.replay.items import write_items
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 Config = TypeVar("Config", bound=CriticsConfig)

@@ -8,7 +8,7 @@ import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.models.q_network import GreedyActions, QNetwork
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ACTION
 
 

@@ -11,7 +11,7 @@ from sampleforge.algorithms.correlated_noise import CorrelatedNoise
 from sampleforge.algorithms.direct_acting import DirectActing
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.distributions import ActionDistribution
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 
 
 class Stochastic:

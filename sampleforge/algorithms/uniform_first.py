@@ -11,7 +11,7 @@ from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, bounds_of
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 
 
 class UniformFirst:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class TaskSource(Protocol):
-    """The newest task, such as a `sampleforge.shared.task_board.TaskBoard`."""
+    """The newest task, such as a `sampleforge.shared.newest.TaskBoard`."""
 
     @property
     def number(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sampleforge.shared.arrays import SharedArrays
-from sampleforge.shared.halves import COUNTS, Halves
+from sampleforge.shared.newest import COUNTS, Halves
 
 
 class GroupResumed(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.replay.limiter import Shares
 from sampleforge.replay.observation_stats import Shapes, packed_size
-from sampleforge.replay.shares import Shares
 from sampleforge.rollouts.exchange import abandoned_slots
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.shared.arrays import SharedArrays

@@ -30,8 +30,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.goals import ACHIEVED, DESIRED, GoalRule
 from sampleforge.ops.n_step import Floats, Windows
 from sampleforge.replay.config import ReplayConfig
-from sampleforge.replay.sequences import MakeWindows
-from sampleforge.replay.transitions import Indices, Transitions
+from sampleforge.replay.samples import Indices, MakeWindows, Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.spec import EnvSpec
 
@@ -86,7 +85,7 @@ class Hindsight:
 
     def __call__(self, batch: Transitions, items: Indices) -> None:
         """Relabel some of the transitions, which are those of ``items`` [B], in place. Slots may be
-        overwritten meanwhile, as for `sampleforge.replay.transitions.TransitionReader`."""
+        overwritten meanwhile, as for `sampleforge.replay.samples.TransitionReader`."""
         which = np.flatnonzero(self._random.random(len(items)) < self._share)
         if not len(which):
             return

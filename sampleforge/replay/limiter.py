@@ -1,4 +1,5 @@
-"""The counters that replay shards and learner share, and the limiter of samples per insert.
+"""What limits the leases and the samples of a replay: the counters that its shards and its learner
+share, the limiter of samples per insert, the shares of several sources; and the metrics of these.
 
 An item is a transition, or, with a recurrent core, a sequence of transitions.
 """
@@ -176,3 +177,85 @@ class RateLimiter:
         self.replay_counters.carried[0] = state["balance"] if self.ratio is not None else 0.0
         self.replay_counters.restoring[:] = restoring
         self.replay_counters.begun[0] = begun
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The source of each actor (``source_of``), and the weight of each source."""
+
+    source_of: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+class ShareKeeper:
+    """Keeps the numbers of slots that the actors of several sources fill in the proportion of the
+    sources' weights; one per replay shard.
+
+    A source whose share is complete gets no slot until the others have caught up. The one that is
+    furthest behind always gets slots, so no source waits for itself. At most the slots that a
+    source has already make the difference.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._filled = [0] * len(shares.weights)
+
+    def count(self, actor: int) -> None:
+        """Count a slot that an actor has filled."""
+        self._filled[self._shares.source_of[actor]] += 1
+
+    def may_lease(self, actor: int) -> bool:
+        """Return whether an actor may have another slot."""
+        weights = self._shares.weights
+        progress = [filled / weight for filled, weight in zip(self._filled, weights, strict=True)]
+        return progress[self._shares.source_of[actor]] <= min(progress)
+
+
+class ReplayMetrics:
+    """Metrics in env steps, even if items are sequences: ``item_steps`` is what an item stands for.
+    ``capacity``: of the replay, in transitions."""
+
+    def __init__(self, limiter: RateLimiter, item_steps: ItemSteps, capacity: int) -> None:
+        self._limiter = limiter
+        self._item_steps = item_steps
+        self._capacity = capacity
+
+    def start(self) -> None:
+        self._late = 0
+        self._aged = self._ages()
+
+    def add_late(self, items: int) -> None:
+        """Count sampled items that were evicted before they were read."""
+        self._late += items
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics now; the age of samples since the last call."""
+        counters, each = self._limiter.replay_counters, self._item_steps
+        inserts = counters.inserted_since_start * each.inserted
+        stored = float(counters.stored.sum()) * each.inserted
+        metrics = {
+            "replay_transitions": stored,
+            "replay_fill": stored / self._capacity,
+            "replay_priority_sum": float(counters.priority_sum.sum()),
+            "stale_priority_updates": float(counters.stale_updates.sum()),
+            "late_samples": float(self._late),
+        }
+        if counters.frame_bytes.any():
+            metrics["replay_frame_bytes"] = float(counters.frame_bytes.sum())
+        if inserts:
+            metrics["samples_per_insert"] = float(counters.sampled[0]) * each.learned / inserts
+        before, self._aged = self._aged, self._ages()
+        drawn, ages = self._aged - before
+        if drawn:
+            metrics["sample_age_mean"] = float(ages / drawn) * each.inserted
+        if counters.shards > 1:
+            metrics |= {
+                f"replay_priority_sum_{i}": float(priority_sum)
+                for i, priority_sum in enumerate(counters.priority_sum)
+            }
+        return metrics
+
+    def _ages(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return how many items were drawn so far, and the sum of their ages."""
+        counters = self._limiter.replay_counters
+        return np.array([counters.drawn.sum(), counters.age_sum.sum()], np.float64)

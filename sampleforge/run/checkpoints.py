@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sampleforge.run.folder.opening import StoredPolicy
     from sampleforge.run.reports.policy_statistics import PolicyStatistics
     from sampleforge.run.session import Session
-    from sampleforge.shared.state_snapshot import StateSnapshot
+    from sampleforge.shared.newest import StateSnapshot
     from sampleforge.topologies.graph import PolicyGroup
 
 URGENT_TIMEOUT = 2.0

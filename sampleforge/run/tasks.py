@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.shared.task_board import TaskBoard
+from sampleforge.shared.newest import TaskBoard
 from sampleforge.spec import EnvSpec
 
 STATE = "tasks"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sampleforge.shared.arrays import SharedArrays
-from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.newest import StateSnapshot
 
 
 class Segment(NamedTuple):
@@ -137,7 +137,7 @@ class ChangeInbox:
     of the donor, if weights are copied, so that the donor may go on meanwhile.
 
     The driver sends a change only after all learners have applied the one before it. A change is
-    complete or not there: see `sampleforge.shared.state_snapshot`.
+    complete or not there: see `sampleforge.shared.newest`.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:

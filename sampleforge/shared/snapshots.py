@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.shared.arrays import SharedArrays
-from sampleforge.shared.halves import COUNTS, Halves
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import COUNTS, Halves, SharedWeights
 
 LATEST = -2
 """The snapshot of an opponent that acts with the newest weights of the policy that is trained."""

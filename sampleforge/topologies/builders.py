@@ -24,7 +24,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.runtime.torch_defaults import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import ResumePoint

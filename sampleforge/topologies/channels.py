@@ -8,10 +8,10 @@ from sampleforge.data.rollout_queue import RolloutQueue
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.numa import NumaNode, node_for_group
+from sampleforge.shared.counters import RestartBudget
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import EpisodeQueue
-from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import ReplayRunConfig, SamplingConfig, SlotsRunConfig
 from sampleforge.topologies.graph import EVERYWHERE
 from sampleforge.topologies.sampler_plan import SamplerPlan

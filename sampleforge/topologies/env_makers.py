@@ -12,7 +12,7 @@ from sampleforge.env.seeding import row_seeds
 from sampleforge.env.tasks import following
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
-from sampleforge.shared.task_board import TaskBoard
+from sampleforge.shared.newest import TaskBoard
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.builders import RestartCounts
 from sampleforge.topologies.config import AnyConfig

@@ -12,11 +12,10 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
 from sampleforge.env.user_function import import_function
-from sampleforge.shared.evaluation_board import EvaluationBoard
-from sampleforge.shared.records import DividedEvaluations, Evaluations
-from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.counters import RestartBudget
+from sampleforge.shared.newest import SharedWeights
+from sampleforge.shared.records import DividedEvaluations, EvaluationBoard, Evaluations
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.snapshots import SnapshotPool
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.graph import FrozenGroup
 from sampleforge.topologies.starts import FrozenStart
 from sampleforge.workers.frozen import FrozenInference, FrozenPort

@@ -18,14 +18,12 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.histograms import Histogram, ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
-from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.counters import ClockTicker, Counters, Progress, TrainingClock
 from sampleforge.shared.member_board import MemberMemory
+from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import DividedEvaluations, Episodes, Evaluations
 from sampleforge.shared.snapshots import SnapshotPool
-from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.shared.training_clock import ClockTicker, TrainingClock
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.restarts import END_RUN, RestartRule
 from sampleforge.topologies.starts import ResumePoint

@@ -18,7 +18,7 @@ from sampleforge.peers.group import join_solo
 from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.newest import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, make_learner, new_state
 from sampleforge.topologies.channels import GroupChannels

@@ -12,7 +12,7 @@ from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
-from sampleforge.shared.task_board import TaskBoard
+from sampleforge.shared.newest import TaskBoard
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.builders import NetworkMaker, RestartCounts, new_state
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, SlotsRunConfig

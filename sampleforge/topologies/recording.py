@@ -11,7 +11,7 @@ from sampleforge.data.rollout_queue import PATIENCE, RolloutQueue
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SamplingConfig

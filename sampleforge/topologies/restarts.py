@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sampleforge.peers.group_epoch import GroupEpoch
-from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.counters import RestartBudget
 
 
 class RestartRule(Protocol):

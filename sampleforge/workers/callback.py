@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from sampleforge.config import ConfigError
 
 if TYPE_CHECKING:
-    from sampleforge.shared.task_board import TaskBoard
+    from sampleforge.shared.newest import TaskBoard
     from sampleforge.workers.episode_callbacks import EpisodeHandle
     from sampleforge.workers.learner_update import LearnerUpdate
     from sampleforge.workers.rollout_view import RolloutView

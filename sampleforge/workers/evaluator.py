@@ -16,10 +16,9 @@ from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.evaluation_board import EvaluationBoard
-from sampleforge.shared.records import Evaluation, Evaluations
+from sampleforge.shared.newest import SharedWeights
+from sampleforge.shared.records import Evaluation, EvaluationBoard, Evaluations
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.episode_player import (
     ALL,
     EpisodePlayer,

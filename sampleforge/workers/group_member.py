@@ -12,7 +12,7 @@ import torch
 from sampleforge.algorithms.averaging import Averaging, DataParallel, Local
 from sampleforge.algorithms.learning import Learner
 from sampleforge.peers.group import RankLost, SoloGroup
-from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.newest import StateSnapshot
 from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.learner_change import ChangeFollower, StateLoad
 from sampleforge.workers.membership import Membership

@@ -17,9 +17,9 @@ from sampleforge.rollouts.batch_source import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.staging import begin_on
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.callback import WorkerCallbacks
 from sampleforge.workers.learner_change import LOAD, ChangeFollower
 from sampleforge.workers.learner_update import update_hooks

@@ -10,10 +10,9 @@ import numpy as np
 
 from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
-from sampleforge.replay.limiter import RateLimiter
+from sampleforge.replay.limiter import RateLimiter, ShareKeeper
 from sampleforge.replay.observation_stats import ObservationStats
 from sampleforge.replay.shard import ReplayShard
-from sampleforge.replay.shares import ShareKeeper
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.rings import next_in_turn

@@ -13,9 +13,8 @@ from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
 from sampleforge.algorithms.sampling import Stochastic, sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.distributions import ActionDistribution
-from sampleforge.shared.counters import Counters, Progress
-from sampleforge.shared.training_clock import TrainingClock
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.counters import Counters, Progress, TrainingClock
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.graph import COUNTERS
 from tests.support.learners import config, model_of
 from tests.support.q_learning import network

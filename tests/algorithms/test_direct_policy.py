@@ -15,7 +15,7 @@ from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.mlp_pass import MAX_ROWS, has_pass
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, ArraySpec, action_specs
 from tests.support.action_spaces import BOX, DISCRETE, MIXED, UNEVEN
 

@@ -18,7 +18,7 @@ from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from tests.support.q_learning import ACTIONS, network, transitions, weights_of
 
 CPU = torch.device("cpu")

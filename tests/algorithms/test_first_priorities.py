@@ -145,7 +145,7 @@ def test_first_priorities_are_those_of_a_learner(
         if worker._source.samples._ready:
             _, request = worker._source.samples._ready[0]
             items = sample_requests.items[request]
-            batch, _ = worker._source.reader.reader.read(
+            batch, *_ = worker._source.reader.reader.read(
                 items,
                 sample_requests.generations[request],
                 sample_requests.scaled_probability[request],

@@ -16,7 +16,7 @@ from sampleforge.algorithms.flat_parameters import Adam, RmsProp
 from sampleforge.algorithms.learning import GradientLearner, Update
 from sampleforge.peers.group import RankGroup
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
-from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.newest import StateSnapshot
 from sampleforge.workers.learner_change import ChangeFollower, ChangesOfPopulation
 from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.support.rank_threads import on_ranks

@@ -16,7 +16,7 @@ from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from tests.support.graphs import updates
 from tests.support.learners import config
 from tests.support.q_learning import network, transitions

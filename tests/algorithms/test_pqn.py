@@ -11,8 +11,7 @@ from sampleforge.algorithms.experience import Experience
 from sampleforge.algorithms.pqn.algorithm import FallingEpsilon
 from sampleforge.algorithms.pqn.loss import PqnLoss
 from sampleforge.models.q_network import QNetwork
-from sampleforge.shared.counters import Counters, Progress
-from sampleforge.shared.training_clock import TrainingClock
+from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.spec import ACTION
 from sampleforge.topologies.config import PqnConfig
 from sampleforge.topologies.registry import pairing

@@ -14,7 +14,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import n_step_windows
 from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
-from sampleforge.replay.sequences import Sequences
+from sampleforge.replay.samples import Sequences
 from sampleforge.spec import ActionSpec, ArraySpec
 
 ACTIONS, LENGTH, BATCH, BURN_IN, N, GAMMA = 2, 12, 4, 5, 3, 0.9

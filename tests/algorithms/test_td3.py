@@ -16,8 +16,8 @@ from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.experience import Share
 from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.peers.group import RankGroup
-from sampleforge.replay.transitions import Transitions
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.replay.samples import Transitions
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.config import Td3Config
 from tests.support.rank_threads import on_ranks
 from tests.support.sac import SPEC, sample, td3_config, td3_learner

@@ -20,7 +20,7 @@ from sampleforge.models.value_distribution import Quantiles, value_distribution
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
 from sampleforge.replay.importance import importance_weights
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of

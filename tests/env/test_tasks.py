@@ -13,7 +13,7 @@ from sampleforge.env.registry import make_vector
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from sampleforge.env.tasks import at_newest, following
 from sampleforge.env.vector import EnvVector, StepOut, own_outputs
-from sampleforge.shared.task_board import CAPACITY, TaskBoard
+from sampleforge.shared.newest import TASK_BYTES, TaskBoard
 
 ENVS = "tests.support.task_envs:"
 KINDS = ("TaskEnv", "wrapped", "TaskVectorEnv", "gymnasium_rows", "TaskParallelEnv")
@@ -86,7 +86,7 @@ def test_a_rebuilt_environment_has_the_task_again() -> None:
         (Path("maze"), "not JSON serializable"),
         (np.float32(1), "not JSON serializable"),
         (float("nan"), "not JSON compliant|Out of range"),
-        ("x" * CAPACITY, f"may have {CAPACITY:,}"),
+        ("x" * TASK_BYTES, f"may have {TASK_BYTES:,}"),
     ],
 )
 def test_a_task_that_checkpoints_cannot_keep_is_refused(task: object, why: str) -> None:

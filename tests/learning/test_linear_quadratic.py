@@ -12,7 +12,7 @@ import torch
 from sampleforge.algorithms.critics_learner import CriticsLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from tests.support.sac import sac_config, sac_learner, td3_config, td3_learner
 

@@ -18,7 +18,7 @@ from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.config import ConfigError
 from sampleforge.runtime.machine import lacking
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build, spec_of, updates
 from tests.support.learners import SMALL, config, model_of

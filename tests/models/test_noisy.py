@@ -19,7 +19,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.noisy import Noise, NoisyLinear, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.ladder import ladder_of
 from tests.support.apex_graphs import apex_config

@@ -14,8 +14,7 @@ import torch
 
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.rollouts.slots import RECORDED
-from sampleforge.shared.counters import Counters, Progress
-from sampleforge.shared.training_clock import TrainingClock
+from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.topologies.builders import ActingMaker, PolicySeeds, initial_weights
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.topologies.registry import pairing

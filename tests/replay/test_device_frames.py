@@ -13,7 +13,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.replay.device_frames import DeviceFrames
 from sampleforge.replay.items import ITEM_COLUMNS
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.samples import TransitionReader
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
 from sampleforge.topologies.dqn_defaults import resolve_defaults

@@ -10,7 +10,7 @@ import pytest
 
 from sampleforge.replay.exchange import SampleRelay
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
-from sampleforge.replay.sample_source import ReadySample, SampleSource
+from sampleforge.replay.sample_batches import ReadySample, SampleSource
 from sampleforge.shared.wakeup import Wakeup
 from tests.support.kills import kills, live, met, watched
 from tests.support.replay import STEPS

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sampleforge.replay import sample_source
+from sampleforge.replay import sample_batches
 from sampleforge.replay.exchange import SampleRequests
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
-from sampleforge.replay.sample_source import SampleSource
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.sample_batches import SampleSource
+from sampleforge.replay.samples import TransitionReader
 from sampleforge.rollouts.slots import Owner
 from sampleforge.shared.wakeup import Wakeup
 from tests.support.replay import ROLLOUT, ROWS, STEPS, Replay
@@ -65,7 +65,7 @@ def test_samples_that_are_drawn_together_are_those_drawn_one_after_the_other(alp
 def test_a_source_with_enough_samples_does_not_wake_the_shard_for_each_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sample_source, "WAKE_INTERVAL", 1000.0)
+    monkeypatch.setattr(sample_batches, "WAKE_INTERVAL", 1000.0)
     shard, replay_counters = Wakeup(), ReplayCounters(1)
     replay_counters.stored[0] = 100
     replay_counters.priority_sum[0] = 50.0
@@ -207,7 +207,7 @@ def test_transitions_are_read_as_they_were_written() -> None:
         replay.insert()
     reader, slots = TransitionReader(replay.slots), replay.slots
     drawn = replay.shards[0].draw(200)
-    found, still_valid = reader.read(*drawn)
+    found, still_valid, _ = reader.read(*drawn)
     assert still_valid.all()
     for i, item in enumerate(drawn.items):
         slot, step = divmod(int(item), STEPS)
@@ -227,7 +227,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
         replay.insert()
     drawn = replay.shards[0].draw(64)
     replay.insert()  # evicts the first slot: debug mode has overwritten it
-    found, still_valid = TransitionReader(replay.slots).read(*drawn)
+    found, still_valid, _ = TransitionReader(replay.slots).read(*drawn)
     assert 0 < still_valid.sum() < 64
     assert len(found.actions["action"]) == len(found.scaled_probability) == still_valid.sum()
     assert (found.obs["obs"][:, 0] > 1).all() and (found.next_obs["obs"][:, 0] > 1).all()

@@ -17,9 +17,8 @@ from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import initial_errors, n_step_windows
-from sampleforge.replay.sample_batches import Choice, ReplaySample
-from sampleforge.replay.sample_source import ReadySample
-from sampleforge.replay.sequences import GatheredSequences, SequenceReader, Sequences
+from sampleforge.replay.sample_batches import Choice, ReadySample, ReplaySample
+from sampleforge.replay.samples import Gathered, SequenceReader, Sequences
 from sampleforge.rollouts.batch_source import Taken
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.topologies.config import ApexConfig
@@ -66,7 +65,7 @@ class CheckingReader(SequenceReader):
         self.network = network
 
     @torch.no_grad()
-    def read(self, items: Any, generations: Any, scaled_probability: Any) -> GatheredSequences:
+    def read(self, items: Any, generations: Any, scaled_probability: Any) -> Gathered:
         found = super().read(items, generations, scaled_probability)
         slots, sequences = self._slots, self._sequences
         slot, within = np.divmod(items, slots.shape.items)
@@ -75,7 +74,7 @@ class CheckingReader(SequenceReader):
         saw = {n: slots.extras[n][slot, t, row] for n in ("value", "taken")}
         still = found.still_valid & (slots.generation[slot] == generations)
         if still.any():
-            batch = found.sequences.pick(torch.from_numpy(still[found.still_valid]))
+            batch = found.batch.pick(torch.from_numpy(still[found.still_valid]))
             q = self.network.unroll(batch.obs, batch.state, batch.is_first)[0][:-1]
             taken = q.gather(-1, batch.actions["action"].unsqueeze(-1)).squeeze(-1)
             for name, now in (("value", q.amax(-1)), ("taken", taken)):
@@ -316,11 +315,11 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     generations[gone] -= 1
     part = reader.read(items, generations, scaled_probability)
     assert 0 < gone.sum() < 12 and (part.still_valid == ~gone).all()
-    assert part.sequences.scaled_probability.tolist() == scaled_probability[~gone].tolist()
+    assert part.batch.scaled_probability.tolist() == scaled_probability[~gone].tolist()
     left = torch.from_numpy(~gone)
-    assert torch.equal(part.sequences.state, whole.sequences.state[left])
-    assert torch.equal(part.sequences.obs["obs"], whole.sequences.obs["obs"][:, left])
-    counted = part.sequences.steps[burn_in:] > 0
+    assert torch.equal(part.batch.state, whole.batch.state[left])
+    assert torch.equal(part.batch.obs["obs"], whole.batch.obs["obs"][:, left])
+    counted = part.batch.steps[burn_in:] > 0
     assert part.trained == int(counted.sum()) < whole.trained
     worker = learner_worker(graph)
     request = worker._source.samples._spare.pop()

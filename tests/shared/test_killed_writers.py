@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
+from sampleforge.shared.counters import (
+    FAULT_BYTES,
+    Counters,
+    FirstFault,
+    RestartBudget,
+    TrainingClock,
+)
+from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import EpisodeQueue, EpisodeRecord, Evaluation, Evaluations
-from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.rings import IndexRings
-from sampleforge.shared.state_snapshot import StateSnapshot
-from sampleforge.shared.training_clock import TrainingClock
-from sampleforge.shared.weights import SharedWeights
 from tests.support.kills import (
     Publication,
     check_killed_writers,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sampleforge.shared.counters import Counters
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.rings import IndexRings, check_store_order
-from sampleforge.shared.weights import SharedWeights
 
 
 def test_a_ring_gives_back_in_order_through_many_wraps() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sampleforge.shared import training_clock
-from sampleforge.shared.counters import Counters, Progress
-from sampleforge.shared.training_clock import ClockTicker, TrainingClock
+from sampleforge.shared import counters
+from sampleforge.shared.counters import ClockTicker, Counters, Progress, TrainingClock
 
 
 class Time:
@@ -25,8 +24,8 @@ class Time:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
     fake = Time()
-    monkeypatch.setattr(training_clock, "monotonic", fake)
-    monkeypatch.setattr(training_clock, "seconds_since", lambda at: fake.now - at)
+    monkeypatch.setattr(counters, "monotonic", fake)
+    monkeypatch.setattr(counters, "seconds_since", lambda at: fake.now - at)
     yield fake
 
 
@@ -58,11 +57,11 @@ def test_an_age_does_not_count_the_pauses_since_then(fake: Time) -> None:
     ticker = ClockTicker(TrainingClock(), lambda: True)
     before = fake.now
     fake.now += 60.0
-    assert ticker.age(before) == pytest.approx(training_clock.TICK), "already the first look knows"
+    assert ticker.age(before) == pytest.approx(counters.TICK), "already the first look knows"
     after = fake.now
     passes(fake, ticker, 2.0)
     assert ticker.age(after) == pytest.approx(2.0)
-    assert ticker.age(before) == pytest.approx(2.0 + training_clock.TICK)
+    assert ticker.age(before) == pytest.approx(2.0 + counters.TICK)
     assert ticker.age(float("inf")) == -float("inf")
 
 
@@ -72,8 +71,8 @@ def test_a_busy_process_is_not_taken_for_a_paused_one() -> None:
     ticker = ClockTicker(clock, lambda: True)
     ticker.start()
     began = time.monotonic()
-    time.sleep(training_clock.PAUSE_S + 1.0)
+    time.sleep(counters.PAUSE_S + 1.0)
     age = ticker.age(began)
     ticker.close()
-    assert age > training_clock.PAUSE_S
-    assert clock.seconds > training_clock.PAUSE_S
+    assert age > counters.PAUSE_S
+    assert clock.seconds > counters.PAUSE_S

@@ -19,15 +19,12 @@ from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_byt
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.items import ITEM_COLUMNS, write_items
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.sequences import SequenceReader
-from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample
-from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.samples import SequenceReader, TransitionReader
+from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample, ShardMemory, ShardSlots
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.shared.records import EpisodeList
-from sampleforge.shared.training_clock import TrainingClock
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION, EnvSpec, flatten, leaves
 from sampleforge.topologies.graph import COUNTERS
@@ -142,9 +139,9 @@ class ActedReplay:
         self.exchange = ReplayExchange(self.slots, [Wakeup()], [Wakeup()], LEASES, finish_rollout)
         self.reader: Any
         if sequences is None:
-            self.reader = TransitionReader(self.slots, frames, names=[*COLUMNS])
+            self.reader = TransitionReader(self.slots, frames)
         else:
-            self.reader = SequenceReader(self.slots, make_windows, frames, names=[*COLUMNS])
+            self.reader = SequenceReader(self.slots, make_windows, frames)
         inference = LocalInference(partial(CodingPolicy, space), self.slots, 1, 0)  # type: ignore[arg-type]
         self.counted = Counters(COUNTERS, 1)
         self.actor = ActorWorker(
@@ -178,11 +175,11 @@ class ActedReplay:
         self.exchange.lease(0, 0, slot)
 
     def check(self, drawn: Sample) -> int:
-        """Read a sample, and compare every action, and what was recorded beside it, with what
+        """Read a sample, and compare every action, and what the slots have beside it, with what
         belongs to its observation; return how many there were."""
         gathered = self.reader.read(*drawn)
         assert gathered.still_valid.all()
-        batch = gathered[0]
+        batch = gathered.batch
         seen = batch.obs["obs"].numpy()
         seen = seen[..., -1, :] if self.slots.stacks else seen
         seen = seen[:-1] if self.kind.startswith("sequences") else seen
@@ -196,8 +193,7 @@ class ActedReplay:
             stored = self.slots.actions[name][places]
             assert leaf.numpy().tobytes() == stored.tobytes()
         for name, column in coded_columns(seen).items():
-            assert batch.columns[name].numpy().dtype == COLUMNS[name]
-            assert batch.columns[name].numpy().tobytes() == column.tobytes()
+            assert self.slots.extras[name][places].tobytes() == column.tobytes()
         assert (seen[..., 0] == 5 + places[-1]).all(), "the env of the row that was drawn"
         return int(seen[..., 0].size)
 

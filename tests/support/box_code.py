@@ -12,7 +12,7 @@ from sampleforge.algorithms.learning import Update
 from sampleforge.algorithms.sac.learner import SacLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SacConfig
 from tests.support.apex_graphs import LONGEST, check_transition

@@ -9,9 +9,8 @@ import numpy as np
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
 from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample
-from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.samples import TransitionReader
+from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample, ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
 from tests.support.stack_checking import ACTIONS
@@ -97,7 +96,7 @@ class CompressedReplay:
 
     def check(self, drawn: Any) -> int:
         """Compare what is read with the naive copies; returns how many there were."""
-        found, still_valid = self.reader.read(*drawn)
+        found, still_valid, _ = self.reader.read(*drawn)
         slot, step = np.divmod(drawn.items[still_valid], STEPS)
         t, row = np.divmod(step, ROWS)
         after = t + self.slots.extras["steps"][slot, t, row]

@@ -8,7 +8,7 @@ import torch
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec
 
 ACTIONS = 4

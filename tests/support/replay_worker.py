@@ -10,8 +10,7 @@ from sampleforge.replay.exchange import SAMPLE, UPDATE, ReplayExchange, SampleRe
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
-from sampleforge.replay.shard import Prioritisation, ReplayShard
-from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
+from sampleforge.replay.shard import Prioritisation, ReplayShard, ShardMemory, ShardSlots
 from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters

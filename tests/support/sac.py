@@ -16,7 +16,7 @@ from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.algorithms.td3.learner import Td3Learner
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
 from sampleforge.topologies.config import SacConfig, Td3Config

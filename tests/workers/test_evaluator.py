@@ -24,11 +24,10 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.runners.base import WorkerDied
-from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.counters import Counters, Progress, TrainingClock
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import Evaluation, Evaluations
-from sampleforge.shared.training_clock import TrainingClock
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.episode_player import EpisodePlayer, PlayedEpisode, evaluation_envs

@@ -15,7 +15,7 @@ from sampleforge.algorithms.learning import GradientLearner, Update
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
-from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.newest import StateSnapshot
 from sampleforge.workers.learner_change import (
     ChangeFollower,
     ChangesOfPopulation,

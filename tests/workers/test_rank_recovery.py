@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.newest import StateSnapshot
 from tests.support.processes import StartCli
 from tests.support.rank_learners import config as learner_config
 from tests.support.rank_learners import learner_of

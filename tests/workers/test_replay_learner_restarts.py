@@ -15,8 +15,7 @@ import torch
 
 from sampleforge.peers.group import RankLost
 from sampleforge.replay.exchange import SAMPLE, SampleRelay, SampleRequests
-from sampleforge.replay.sample_batches import ChosenSamples
-from sampleforge.replay.sample_source import ReadySample
+from sampleforge.replay.sample_batches import ChosenSamples, ReadySample
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
 from tests.support.processes import StartCli

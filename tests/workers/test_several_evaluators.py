@@ -17,12 +17,16 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import row_seeds
 from sampleforge.models.config import ModelConfig
-from sampleforge.shared.counters import Counters, Progress
-from sampleforge.shared.evaluation_board import EvaluationBoard
-from sampleforge.shared.records import DividedEvaluations, Evaluation, Evaluations, combined
-from sampleforge.shared.training_clock import TrainingClock
+from sampleforge.shared.counters import Counters, Progress, TrainingClock
+from sampleforge.shared.newest import SharedWeights
+from sampleforge.shared.records import (
+    DividedEvaluations,
+    Evaluation,
+    EvaluationBoard,
+    Evaluations,
+    combined,
+)
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.topologies.registry import pairing

@@ -17,8 +17,8 @@ from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.run.session import Session
 from sampleforge.shared.counters import Counters
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.critics_config import SacConfig
 from sampleforge.topologies.dqn_config import ApexConfig

@@ -14,7 +14,7 @@ from sampleforge.models.value_distribution import Categorical, Quantiles
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.ops.value_distributions import project, quantile_huber_loss
 from sampleforge.replay.importance import importance_weights
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ACTION
 
 

@@ -33,8 +33,7 @@ from sampleforge.models.noisy import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.rewards import learned_rewards
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.sequences import Sequences
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Sequences, Transitions
 from sampleforge.shared.staging import wait_for_copies
 
 SCALE_INTERVAL = 16

@@ -22,9 +22,9 @@ from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.items import write_items
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ACTION
 
 

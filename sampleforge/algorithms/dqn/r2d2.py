@@ -11,7 +11,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.replay.importance import importance_weights
-from sampleforge.replay.sequences import Sequences
+from sampleforge.replay.samples import Sequences
 from sampleforge.spec import ACTION
 
 

@@ -16,7 +16,7 @@ from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.rollouts.slots import ACTOR_CRITIC
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 

@@ -15,7 +15,7 @@ from sampleforge.algorithms.pqn.loss import HYPERPARAMETERS, PqnLoss
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.schedules import between
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 

@@ -11,7 +11,7 @@ from sampleforge.algorithms.sac.learner import SAC_HYPERPARAMETERS, SacLearner
 from sampleforge.algorithms.sampling import Stochastic
 from sampleforge.algorithms.uniform_first import no_extra_columns, uniform_first
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 

@@ -17,7 +17,7 @@ from sampleforge.algorithms.sac.loss import actor_loss, draw, soft_targets, temp
 from sampleforge.algorithms.sac.passes import SacPasses
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 
 SAC_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_entropy")
 

@@ -16,7 +16,7 @@ from sampleforge.algorithms.uniform_first import box_leaves, no_extra_columns, u
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import unit_actions
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, bounds_of
-from sampleforge.shared.weights import SharedWeights
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 

@@ -19,7 +19,7 @@ from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.algorithms.td3.passes import Td3Passes
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 
 TD3_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_noise", "target_noise_clip")
 

@@ -18,10 +18,9 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.numa import memory_on, node_of
 from sampleforge.runtime.processes import available_cores
+from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import Episodes, EpisodesOf
-from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, PolicySeeds, acting_maker, initial_weights
 from sampleforge.topologies.config import RanksRunConfig

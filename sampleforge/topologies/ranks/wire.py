@@ -13,8 +13,8 @@ from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.peers.progress_board import RolloutBoard
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import AgreedProgress
+from sampleforge.shared.newest import StateSnapshot
 from sampleforge.shared.records import EpisodeQueue
-from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, new_state
 from sampleforge.topologies.config import RanksRunConfig

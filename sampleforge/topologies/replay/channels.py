@@ -10,10 +10,10 @@ from sampleforge.replay.exchange import ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.observation_stats import Shapes
-from sampleforge.replay.shard_memory import ShardMemory
+from sampleforge.replay.shard import ShardMemory
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.runtime.numa import memory_on
-from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig

@@ -10,8 +10,8 @@ from pathlib import Path
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.env.seeding import DATASET_STREAM
 from sampleforge.replay.exchange import ReplayExchange
-from sampleforge.replay.shares import Shares
-from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.replay.limiter import Shares
+from sampleforge.shared.counters import RestartBudget
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ActingMaker, PolicySeeds
 from sampleforge.topologies.channels import ActorChannels

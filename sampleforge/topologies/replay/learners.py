@@ -15,11 +15,9 @@ from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames
 from sampleforge.replay.exchange import SampleRelay
 from sampleforge.replay.hindsight import Hindsight
-from sampleforge.replay.metrics import ReplayMetrics
-from sampleforge.replay.sample_batches import SampleBatches
-from sampleforge.replay.sample_source import SampleSource
-from sampleforge.replay.sequences import SequenceReader
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.limiter import ReplayMetrics
+from sampleforge.replay.sample_batches import SampleBatches, SampleSource
+from sampleforge.replay.samples import ItemReader, SequenceReader, TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import ReplayRunConfig
@@ -71,7 +69,7 @@ def make_reader(
     device: str,
     *,
     seed: Sequence[int],
-) -> TransitionReader | SequenceReader:
+) -> ItemReader:
     """Return the reader that copies drawn transitions, or sequences, out of the slots, for a
     learner on ``device``. ``seed``: of the goals that transitions are relabelled with."""
     copies = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sampleforge.replay.compressed import FrameStore
-from sampleforge.replay.shard import Prioritisation, ReplayShard
-from sampleforge.replay.shard_memory import ShardSlots
+from sampleforge.replay.shard import Prioritisation, ReplayShard, ShardSlots
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.replay.channels import ReplayChannels

@@ -13,9 +13,8 @@ from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.stored_steps import RewardRule, StoredBatches
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.counters import Progress
+from sampleforge.shared.counters import Progress, RestartBudget
 from sampleforge.shared.records import EpisodeList
-from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, initial_weights

@@ -20,7 +20,7 @@ from sampleforge.algorithms.sac.loss import draw
 from sampleforge.models.critics import Critics
 from sampleforge.models.encoders import activation
 from sampleforge.peers.group import RankGroup
-from sampleforge.replay.transitions import Transitions
+from sampleforge.replay.samples import Transitions
 from tests.support.rank_threads import on_ranks
 from tests.support.sac import sac_config, sac_learner, sample
 

@@ -23,8 +23,7 @@ from sampleforge.ops.running_stats import alone
 from sampleforge.peers.group import RankGroup
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
 from sampleforge.replay.sample_batches import Choice, SampleBatches, SampleReader
-from sampleforge.replay.sequences import GatheredSequences, Sequences
-from sampleforge.replay.transitions import Gathered, Transitions
+from sampleforge.replay.samples import Gathered, Sequences, Transitions
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
@@ -101,7 +100,7 @@ class PoolReader:
                 scaled_probability=probability,
                 **plain,
             )
-            return Gathered(batch, still_valid)
+            return Gathered(batch, still_valid, len(batch.returns))
         plain = {n: c[:, at] for n, c in self.columns.items()}
         sequences = Sequences(
             obs={n: o[:, at] for n, o in self.obs.items()},
@@ -111,7 +110,7 @@ class PoolReader:
             scaled_probability=probability,
             **plain,
         )
-        return GatheredSequences(sequences, still_valid, int((plain["steps"][2:] > 0).sum()))
+        return Gathered(sequences, still_valid, int((plain["steps"][2:] > 0).sum()))
 
 
 def some_config(**kwargs: Any) -> ApexConfig:
