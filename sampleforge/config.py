@@ -114,7 +114,7 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") -> C:
@@ -178,7 +178,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return float(value)
     elif hint is int and (whole := whole_number(value)) is not None:
         return whole
-    elif hint is str and isinstance(value, os.PathLike):
+    elif hint is str and isinstance(value, str | os.PathLike):
         return os.fspath(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value

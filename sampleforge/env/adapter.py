@@ -44,7 +44,9 @@ def env_spec(
     observation leaves are stacks of frames); actions are in the environment's own units. ``more``:
     EnvSpec's other fields. Raises ConfigError for a space that slots cannot hold."""
     observations = with_stacks(env_id, storage_specs(declared), metadata)
-    return EnvSpec(env_id, observations, action_specs(declared.action), spaces=declared, **more)
+    return EnvSpec(
+        str(env_id), observations, action_specs(declared.action), spaces=declared, **more
+    )
 
 
 def storage_specs(declared: EnvSpaces) -> dict[str, ArraySpec]:

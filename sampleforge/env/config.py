@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sampleforge.config import Checked, check_range
+from sampleforge.env.given import name_of_env
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class EnvConfig(Checked):
     not all end together."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "env", name_of_env(self.env))
         super().__post_init__()
         check_range(self, "env_timeout", low=0, above=True)
         check_range(self, "max_episode_steps action_repeat", low=1)

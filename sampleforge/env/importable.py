@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.given import PREFIX
 from sampleforge.env.registry import families
 
 PLAIN_PACKAGES = ("classic_control", "box2d", "toy_text", "mujoco", "phys2d", "tabular")
@@ -21,8 +22,8 @@ module; those of its compatibility ids (GymV21Environment-v0) do, and are not in
 
 def names_code(env: str) -> bool:
     """Return whether an environment's name causes an import: package.module:factory, or
-    gymnasium's module:Id."""
-    return ":" in env
+    gymnasium's module:Id. That of a Python object does not."""
+    return ":" in env and not env.startswith(PREFIX)
 
 
 def importable_kwargs(config: EnvConfig) -> dict[str, Any]:

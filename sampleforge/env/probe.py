@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.given import GivenEnv
 from sampleforge.env.interface import Stage
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.spec_json import spec_from_plain
@@ -167,6 +168,8 @@ def _start(
     )
     path = [os.path.abspath(entry) for entry in sys.path]
     payload = {"config": _own_part(config), "path": path, "fd": write_end, "main": main, **work}
+    if isinstance(config.env, GivenEnv):
+        payload["pickled"] = config.env.pickled.hex()
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once; its output says why
         child.stdin.write(json.dumps(payload).encode() + b"\n")

@@ -3,6 +3,7 @@ in lines of JSON, of which the last one is an error or is "done"."""
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import importlib
 import json
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.given import GivenEnv
 from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.interface import stage, stage_of
 from sampleforge.env.random_play import RandomPlay
@@ -41,6 +43,9 @@ def main(payload: dict[str, Any]) -> None:
     """
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     config = from_plain(EnvConfig, payload["config"])
+    if "pickled" in payload:
+        given = GivenEnv(config.env, bytes.fromhex(payload["pickled"]))
+        config = dataclasses.replace(config, env=given)
     faulthandler.enable()
 
     def wait_for_next() -> None:

@@ -27,6 +27,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
 from sampleforge.env.family import Family
+from sampleforge.env.given import PREFIX, GivenEnv, lost
 from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
 from sampleforge.env.parallel import ParallelRows, is_multi_agent
 from sampleforge.env.place import Place, takes
@@ -319,6 +320,11 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
     id that is registered when the module is imported (an id with a version is not a valid name in
     Python). Raises ConfigError if the module does not exist, or has neither.
     """
+    if isinstance(config.env, GivenEnv):
+        if (given := config.env.factory()) is not None:
+            return given, config
+    elif config.env.startswith(PREFIX):
+        raise lost(config.env)
     module_name, colon, name = config.env.partition(":")
     if not colon:
         return None, _with_limit_of_kwargs(config)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.env.given import name_of_env
 
 EVALUATION_ROWS = 16
 """Env rows of an evaluation, which evaluators divide among them."""
@@ -204,6 +205,7 @@ class EvaluatorConfig(Checked):
     episodes)."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "evaluation_env", name_of_env(self.evaluation_env))
         super().__post_init__()
         check_range(self, "evaluate_interval evaluate_episodes num_evaluators", low=1)
         self._check_function()

@@ -129,9 +129,8 @@ def write_config(path: Path, resolved: Any, asked: Any) -> None:
     left_open = {name: given[name] for name in fields if given[name] != fields[name]}
     header = {"algo": resolved.algo, "format": FORMAT, "versions": versions()}
     stored = {**header, **nested(fields)}
-    text = yaml.safe_dump(
-        {**stored, "left_open": _plain(left_open)}, sort_keys=False, allow_unicode=True
-    )
+    content = _in_text({**stored, "left_open": _plain(left_open)})
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     write_atomically(path, f"# Written by SampleForge.\n{text}".encode())
 
 
@@ -389,6 +388,12 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
             parent_fields = parent_fields.setdefault(parent, {})
         parent_fields[leaf] = _plain(value)
     return nested
+
+
+def _in_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with the bare text of each text: of an environment that was given as an object,
+    its name (`sampleforge.env.given`)."""
+    return {key: str(value) if isinstance(value, str) else value for key, value in fields.items()}
 
 
 def _plain(value: Any) -> Any:

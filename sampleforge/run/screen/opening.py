@@ -96,6 +96,7 @@ def opening(
     much, a warning of bf16 that is emulated, and the wiring, which is shown on the screen only with
     --debug (log.txt always has it).
     ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
+    from sampleforge.env.given import PREFIX
     from sampleforge.env.time_limits import shorter_limit
     from sampleforge.runtime.machine import has_bf16
 
@@ -105,6 +106,10 @@ def opening(
     ]
     encoded = lines(spec, config.model.encodings, config.model.encoder)
     messages += [(f"Observation {line}", "info") for line in encoded]
+    if config.env.startswith(PREFIX):
+        messages.append(
+            (f"{config.env} is a Python object: resume this run from Python, with it", "info")
+        )
     shorter = shorter_limit(config, spec)
     messages += [(shorter, "warning")] if shorter else []
     memory = memory_line(config, plan)
