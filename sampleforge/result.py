@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 
 if TYPE_CHECKING:
     import pandas

@@ -21,8 +21,8 @@ from sampleforge.newest_policies import NewestPolicies
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.result import Result, dataframe
 from sampleforge.run.callback import Callback
-from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.run.screen.notebook_display import in_notebook
+from sampleforge.run.reports.metrics import read_metrics
+from sampleforge.run.screen.screen import in_notebook
 from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import DeferredInterrupt
 from sampleforge.runtime.stop_condition import StopCondition
@@ -281,7 +281,7 @@ class Trainer:
         and a new run with it as run_dir take it. Raises OSError if a file cannot be written, and
         ConfigError if ``path`` is not empty.
         """
-        from sampleforge.run.folder.checkpoint_copy import check_empty, copy_newest
+        from sampleforge.run.folder.checkpoint import check_empty, copy_newest
 
         session = self._working()
         to = None if path is None else check_empty(path)

@@ -15,7 +15,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.trust_flags import TrustFlags
 from sampleforge.config import ConfigError, check_range
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def run(args: Sequence[str]) -> int:
     config = parse_config(args)
     from rich.console import Console
 
-    from sampleforge.run.folder.atomic_file import to_json
-    from sampleforge.run.screen.progress_bar import progress_bar
+    from sampleforge.run.folder.files import to_json
+    from sampleforge.run.screen.evaluating import progress_bar
     from sampleforge.tools.check_env.check import CheckProgress, check_env
 
     findings: list[Finding] = []

@@ -16,7 +16,7 @@ from sampleforge.cli.flags import parse
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.plot import check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
-from sampleforge.run.folder.atomic_file import to_json, write_atomically
+from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.tools.jobs.jobs import FILE_WIDTH
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
 from sampleforge.config import ConfigError, typed
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 
 if TYPE_CHECKING:
     from sampleforge.run.camera import Camera

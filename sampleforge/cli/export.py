@@ -13,7 +13,7 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 from sampleforge.run.folder.trust import Trust
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}

@@ -16,7 +16,7 @@ from sampleforge.cli.jobs import JobsFlags
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range, typed
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.jobs import JobsFlags
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 
 if TYPE_CHECKING:
     from sampleforge.tools.jobs.jobs import JobsScreen

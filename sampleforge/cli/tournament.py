@@ -14,7 +14,7 @@ from sampleforge.cli.flags import parse
 from sampleforge.cli.plot import check_out
 from sampleforge.cli.trust_flags import TrustFlags
 from sampleforge.config import ConfigError, check_range
-from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.files import to_json
 
 
 @dataclass(frozen=True)

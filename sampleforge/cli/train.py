@@ -48,7 +48,7 @@ def _run(args: Sequence[str]) -> int:
     from sampleforge.env.probe import EnvProbeError
     from sampleforge.populations.callbacks import with_schedule_seed
     from sampleforge.run.folder.run_folder import with_folder_and_seed
-    from sampleforge.run.screen.opening import banner, environment_failed
+    from sampleforge.run.screen.messages import banner, environment_failed
 
     config = with_folder_and_seed(with_schedule_seed(config))
     if not config.quiet:

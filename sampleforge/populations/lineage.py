@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.line_file import LineFile
+from sampleforge.run.folder.files import LineFile
 
 FILE = "lineage.jsonl"
 Event = Mapping[str, Any]

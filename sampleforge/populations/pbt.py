@@ -23,7 +23,7 @@ from sampleforge.populations.population_rules import rules_of
 from sampleforge.populations.rounds import changed, decide
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.atomic_file import write_json
+from sampleforge.run.folder.files import write_json
 from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.spec import EnvSpec

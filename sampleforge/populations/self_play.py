@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampleforge.populations.league import League, LeagueRules
 from sampleforge.populations.ratings import score_of
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.atomic_file import write_json, writing
-from sampleforge.run.folder.checkpoint_file import CheckpointError
+from sampleforge.run.folder.checkpoint import CheckpointError
+from sampleforge.run.folder.files import write_json, writing
 from sampleforge.run.folder.resume import load_weights, model_tensors
 from sampleforge.run.folder.snapshots import SnapshotFiles
 from sampleforge.topologies.config import OPPONENT

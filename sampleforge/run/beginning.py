@@ -23,7 +23,7 @@ from sampleforge.run.reporting import (
     SystemMetrics,
 )
 from sampleforge.run.reports.statistics import RunStatistics
-from sampleforge.run.screen.opening import opening
+from sampleforge.run.screen.messages import opening
 from sampleforge.run.stopping import StopConditions
 from sampleforge.run.unused import Resolved, crowded, without_effect
 from sampleforge.shared.rings import check_store_order

@@ -9,8 +9,8 @@ def describe(error: BaseException) -> str:
     """Return an error as text: a worker's death ends with the worker's own traceback, and where the
     session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
     from sampleforge.peers.group import RankLost
-    from sampleforge.run.folder.atomic_file import CannotWrite
-    from sampleforge.run.folder.checkpoint_file import CheckpointError
+    from sampleforge.run.folder.checkpoint import CheckpointError
+    from sampleforge.run.folder.files import CannotWrite
     from sampleforge.run.folder.run_folder import RunFolderGone
     from sampleforge.run.folder.saving import CheckpointNotWritten
     from sampleforge.run.reports.env_restarts import EnvironmentFails

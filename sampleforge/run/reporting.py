@@ -15,8 +15,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.reporter import Reporter
 from sampleforge.run.reports.system import SystemFigures
 from sampleforge.run.reports.verdict import BenchmarkContext
-from sampleforge.run.reports.worker_states import RunState
-from sampleforge.run.reports.workers import RunWatch
+from sampleforge.run.reports.workers import RunState, RunWatch
 from sampleforge.runtime.growth import Growth, GrowthWatch
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig

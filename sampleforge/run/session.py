@@ -357,7 +357,7 @@ class Session:
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
-        from sampleforge.run.reports.evaluated import evaluations
+        from sampleforge.run.reports.metrics import evaluations
 
         self.ticker.look()
         self.take_results()

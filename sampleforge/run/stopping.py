@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.env.games import OF_TYPE
 from sampleforge.run.callback import Callback, adds_metrics
-from sampleforge.run.reports.evaluated import PREFIX
-from sampleforge.run.reports.tags import GROUPS, OTHERS, group_of
+from sampleforge.run.reports.metrics import GROUPS, OTHERS, PREFIX, group_of
 from sampleforge.runtime.stop_condition import StopCondition
 from sampleforge.shared.records import Evaluation
 from sampleforge.workers.metrics import CUSTOM

@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.atomic_file import write_atomically
-from sampleforge.run.folder.line_file import LineFile
-from sampleforge.run.reports.evaluated import evaluations
-from sampleforge.run.reports.tags import tag
+from sampleforge.run.folder.files import LineFile, write_atomically
+from sampleforge.run.reports.metrics import evaluations, tag
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session

@@ -21,7 +21,7 @@ from sampleforge.config import ConfigError
 from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.run.reporting import StaleExperience
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.metrics import ReportMetrics

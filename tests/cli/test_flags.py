@@ -9,7 +9,7 @@ import pytest
 
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
-from sampleforge.run.screen.closing import resume_command
+from sampleforge.run.screen.messages import resume_command
 from sampleforge.topologies.config import ALGOS
 
 

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from sampleforge.cli import main
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.run.reports.policy_values import by_policy, with_overall
+from sampleforge.run.reports.metrics import by_policy, read_metrics, with_overall
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.tools.plots.curves import read_curves

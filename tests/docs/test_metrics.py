@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sampleforge.api import train
-from sampleforge.run.reports.tags import GROUPS, OTHERS, group_of, tag
+from sampleforge.run.reports.metrics import GROUPS, OTHERS, group_of, tag
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig, MarwilConfig
 from tests.support import REPO
 from tests.support.apex_graphs import apex_config

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from tests.support import REPO
 from tests.support.processes import kill
 

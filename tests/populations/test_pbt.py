@@ -22,7 +22,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import CheckpointStore
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
 from tests.support.variants import slow

@@ -16,7 +16,7 @@ from sampleforge.presets import preset_names, preset_values
 from sampleforge.run import unused
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.stored_config import flat_fields
-from sampleforge.run.screen.opening import wired
+from sampleforge.run.screen.messages import wired
 from sampleforge.run.session import Session
 from sampleforge.run.unused import RULES, Resolved, crowded, without_effect
 from sampleforge.topologies.config import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from tests.support.runs import last_report, until
 
 

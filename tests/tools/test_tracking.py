@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.run.reports.evaluated import evaluations
-from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.run.reports.tags import tag
+from sampleforge.run.reports.metrics import evaluations, read_metrics, tag
 from sampleforge.run.session import Session
 from sampleforge.tools.tracking import (
     CsvFile,

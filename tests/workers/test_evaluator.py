@@ -22,7 +22,7 @@ from sampleforge.env.seeding import row_seeds
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.trust import Trust
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.shared.newest import SharedWeights

@@ -11,7 +11,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.peers.progress_board import RolloutBoard
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import length
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.preemption import Preemption

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.newest import StateSnapshot
 from tests.support.processes import StartCli
 from tests.support.rank_learners import config as learner_config

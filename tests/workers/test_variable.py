@@ -25,7 +25,7 @@ from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.graph import Graph

@@ -26,7 +26,7 @@ from sampleforge.replay.snapshot import (
     SavedShard,
     shard_from_plain,
 )
-from sampleforge.run.folder.atomic_file import fsync_folder, write_atomically
+from sampleforge.run.folder.files import fsync_folder, write_atomically
 from sampleforge.runtime.machine import human_bytes
 
 Log = Callable[[str], None]

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sampleforge.run.folder.atomic_file import write_atomically, writing
-from sampleforge.run.folder.checkpoint_file import Checkpoint, decode, encode
+from sampleforge.run.folder.checkpoint import Checkpoint, decode, encode
+from sampleforge.run.folder.files import write_atomically, writing
 
 if TYPE_CHECKING:
     import torch

@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 import yaml
 
 from sampleforge.config import ConfigError, from_plain, typed
-from sampleforge.run.folder.atomic_file import write_atomically
-from sampleforge.run.folder.earlier import FORMAT, check_format
+from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.trust import IMPORTABLE
-from sampleforge.run.folder.versions import versions
+from sampleforge.run.folder.versions import FORMAT, check_format, versions
 
 C = TypeVar("C")
 

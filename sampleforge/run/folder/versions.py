@@ -1,13 +1,65 @@
-"""The versions of the packages that affect a run, read without importing them."""
+"""Versions: of the packages that affect a run, and of the form in which it is stored.
+
+All that is known of the forms of earlier versions is here: which of them this version reads, and
+what it translates in them. Format 1 needs no translation, but for defaults that have changed their
+form.
+"""
 
 from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from sampleforge.config import ConfigError
 from sampleforge.version import __version__
+
+FORMAT = 1
+"""Number of the form in which a run is stored: its config, its checkpoints and all else in its
+folder. It is increased when this version could not go on with a run of the version before it."""
+
+FORMER_DEFAULTS = {
+    "lr_schedule": "constant",
+    "model.layer_norm": False,
+    "model.normalise_observations": True,
+    "model.hidden_sizes": [64, 64],
+}
+"""Fields whose default is None now, and the value that it was, which None still stands for in the
+algorithms that there were."""
+
+
+def left_open(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields, by dotted name, with None in the place of `FORMER_DEFAULTS`."""
+    return {
+        name: None if name in FORMER_DEFAULTS and value == FORMER_DEFAULTS[name] else value
+        for name, value in fields.items()
+    }
+
+
+def check_format(content: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError if this version cannot read the run whose config.yaml ``path`` has this
+    ``content``."""
+    stored = content.get("format", _unwritten(content))
+    if stored == FORMAT:
+        return
+    versions = content.get("versions")
+    known = versions.get("sampleforge") if isinstance(versions, Mapping) else None
+    writer = f"SampleForge {known}" if known else "the version that wrote it"
+    raise ConfigError(
+        f"{path} is of format {stored!r}, and this version of SampleForge reads format {FORMAT}; "
+        f"use {writer} for this run, or begin a new one in another --run-dir"
+    )
+
+
+def _unwritten(content: Mapping[str, Any]) -> int:
+    """Return the format of a config.yaml that names none: the first versions of format 1 wrote no
+    number, and can be told from those before by the encoding of observations."""
+    model = content.get("model")
+    return 1 if isinstance(model, Mapping) and "encode" in model else 0
+
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -1,19 +1,76 @@
-"""The watch over the workers of a running training: it judges their states from their counters."""
+"""The watch over the workers of a running training, which judges from their counters what each does
+and what limits the run; and the states of the workers, as the terminal shows them and as
+workers.json stores them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import isfinite
 from time import monotonic
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
-from sampleforge.run.reports.bottleneck import BottleneckWatch
-from sampleforge.run.reports.verdict import BenchmarkContext
-from sampleforge.run.reports.worker_states import RunState, State, WorkerState
-from sampleforge.runtime.processes import is_stopped
+from sampleforge.run.reports.verdict import BenchmarkContext, Verdict, roles_of, stages, verdict
+from sampleforge.runtime.processes import available_cores, is_stopped
 from sampleforge.topologies.graph import COUNTERS, Graph, Node, Role
+
+State = Literal["starting", "running", "waiting", "stalled", "ended"]
+"""starting: it has not worked yet; waiting: for other workers, most of its time; stalled: it has
+counted nothing for seconds although it should have; ended: a rank that has left its loop."""
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What one worker does. ``seconds``: since it last counted anything; ``busy``: the fraction
+    (0 to 1) of its time in which it did not wait, None if that is not known; ``rate``: per second,
+    in ``unit``, None if its role has none or it is not known; ``pid``: None without a process of
+    its own; ``detail``: what a starting worker has done so far."""
+
+    name: str
+    role: Role
+    state: State
+    seconds: float
+    busy: float | None
+    rate: float | None
+    unit: str
+    restarts: int
+    pid: int | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The states of all ``workers``, in the graph's order, and the last known ``verdict`` on what
+    limits the run (None before the first)."""
+
+    workers: tuple[WorkerState, ...]
+    verdict: Verdict | None = None
+
+    def to_plain(self, env_steps: int, wall_s: float) -> dict[str, Any]:
+        """Return the contents of workers.json. ``time`` is in seconds since the epoch."""
+        found = self.verdict
+        limit = None
+        if found is not None:
+            limit = {
+                "part": found.part,
+                "stage": found.bottleneck,
+                "in_words": found.in_words,
+                "reason": found.reason,
+                "flags": list(found.flags),
+            }
+        return {
+            "time": time.time(),
+            "env_steps": env_steps,
+            "wall_s": wall_s,
+            "limit": limit,
+            "workers": [asdict(worker) for worker in self.workers],
+        }
+
 
 STALLED_S = 10.0
 """Seconds after which a silent worker counts as stalled."""
@@ -36,25 +93,27 @@ RATES: Mapping[Role, tuple[str, str]] = {
 
 class RunWatch:
     """Judges the time since the last call of `look`. A call takes about a millisecond.
-    ``context``: None for a run that only learns, in which nothing waits for the learner."""
+    ``context``: None for a run that only learns, which nothing but the learner can limit."""
 
     def __init__(self, graph: Graph, context: BenchmarkContext | None) -> None:
         self._graph = graph
         # Where experience is dropped, the learner only answers the driver and counts nothing.
         only_samples = context is not None and context.sampler_only
         self._nodes = [n for n in graph.nodes if not (only_samples and n.role == "learner")]
-        self._bottleneck = None if context is None else BottleneckWatch(graph, context)
+        self._context = context
+        self._roles = roles_of(graph)
         self._work = [i for i, name in enumerate(COUNTERS) if name not in NOT_WORK]
         self._looked = monotonic()
         self._counted = self._began = self._count()
         """[counters, workers]: at the last call, and at the beginning of each worker's life."""
+        self._idle = idle_s()
         self._changed = np.full(self._counted.shape[1], self._looked)
         self._state = RunState(())
 
     def look(self, pids: Mapping[str, int]) -> RunState:
         """Return the states now. ``pids``: the process id of each worker that has a process. Within
         `LEAST_S` of the last call the result is the same as then."""
-        now, counted = monotonic(), self._count()
+        now, counted, idle = monotonic(), self._count(), idle_s()
         seconds = now - self._looked
         if self._state.workers and seconds < LEAST_S:
             return self._state
@@ -66,10 +125,21 @@ class RunWatch:
         workers = tuple(
             self._judge(node, counted, new, max(LEAST_S, seconds), pids) for node in self._nodes
         )
-        self._looked, self._counted = now, counted
-        limit = None if self._bottleneck is None else self._bottleneck.look()
+        limit = self._limit(new, max(LEAST_S, seconds), idle - self._idle)
+        self._looked, self._counted, self._idle = now, counted, idle
         self._state = RunState(workers, limit or self._state.verdict)
         return self._state
+
+    def _limit(self, new: npt.NDArray[np.float64], seconds: float, idle: float) -> Verdict | None:
+        """Return the verdict on a time of ``seconds``, in which the workers have counted ``new``
+        and cores were idle for ``idle`` seconds; None if nothing was learned in it."""
+        context, counted = self._context, dict(zip(COUNTERS, new, strict=True))
+        if context is None or not counted["env_steps"].sum():
+            return None
+        if not (counted["learn_s"].sum() or context.sampler_only):
+            return None
+        table = stages(counted, self._roles, seconds)
+        return verdict(table, mean_fill(self._graph)[0], idle / seconds, context)
 
     def _judge(
         self,
@@ -131,3 +201,16 @@ def _should_beat(beat: float, pid: int | None) -> bool:
     if beat > 0.0 and isfinite(beat):
         return True
     return pid is not None and is_stopped(pid)
+
+
+def mean_fill(graph: Graph) -> tuple[float, float]:
+    """Return the mean fractions of free and of ready slots over all groups; 0 without groups."""
+    fills = [group.exchange.fill() for group in graph.groups if group.exchange is not None]
+    free, ready = np.mean(fills or [(0.0, 0.0)], axis=0)
+    return float(free), float(ready)
+
+
+def idle_s() -> float:
+    """Return the seconds that the available cores were idle since boot, summed over the cores."""
+    cores = psutil.cpu_times(percpu=True)
+    return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))

@@ -1,5 +1,5 @@
-"""The display of `sampleforge eval` while it plays. It writes to stderr, because the last line of
-stdout is the result."""
+"""The bar that a command shows while it works, and the display of commands that play episodes. It
+writes to stderr, because the last line of stdout is the result."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from collections.abc import Callable
 from time import monotonic
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from sampleforge.run.screen.display import STYLES
 from sampleforge.run.screen.progress import duration, number
-from sampleforge.run.screen.progress_bar import progress_bar
+from sampleforge.run.screen.screen import STYLES
+
+
+def progress_bar(console: Console, *, refreshes: bool = True) -> Progress:
+    """Return a bar with the time that has passed and the description of its task, which goes when
+    it is stopped; on anything but a terminal it shows nothing. ``refreshes``: whether a thread
+    draws it anew, so that its time goes on by itself."""
+    return Progress(
+        BarColumn(32),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        auto_refresh=refreshes,
+        disable=console.quiet or not console.is_terminal or console.is_dumb_terminal,
+    )
+
 
 EVERY_S = 10.0
 """Seconds between lines if stderr is not a terminal; short evaluations print none."""

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from sampleforge.env.random_actions import random_actions
 from sampleforge.env.vector import EnvVector, own_outputs
-from sampleforge.run.reports.stages import roles_of, stages
-from sampleforge.run.reports.verdict import BenchmarkContext, verdict
+from sampleforge.run.reports.verdict import BenchmarkContext, roles_of, stages, verdict
 from sampleforge.run.session import Session
 from sampleforge.runners.base import Runner
 from sampleforge.shared.counters import Counters

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from sampleforge.run.reports.bottleneck import idle_s, mean_fill
+from sampleforge.run.reports.workers import idle_s, mean_fill
 from sampleforge.runners.base import Runner
 from sampleforge.topologies.graph import COUNTERS, Graph
 

@@ -24,7 +24,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state
 from sampleforge.models.trunk import Trunk
-from sampleforge.run.folder.atomic_file import to_json, write_atomically
+from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.onnx_policy import INSTALL, METADATA_KEY, OnnxSession
 from sampleforge.runtime.threads import without_tqdm_monitor

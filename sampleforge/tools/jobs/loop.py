@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sampleforge.config import ConfigError
-from sampleforge.populations.folder import PopulationFolder
+from sampleforge.run.folder.lock import PopulationFolder
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.jobs.jobs import STOP_S, Jobs, JobsConfig, JobsScreen
 from sampleforge.tools.jobs.local import LocalJobs

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.atomic_file import write_atomically
+from sampleforge.run.folder.files import write_atomically
 from sampleforge.tools.jobs.jobs import Work, new_launch, remove_pickles
 
 _QUEUE_S = 2.0

@@ -13,7 +13,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvProbeError
 from sampleforge.run.callback import Callback
 from sampleforge.run.failure import describe
-from sampleforge.run.folder.atomic_file import write_json
+from sampleforge.run.folder.files import write_json
 from sampleforge.run.session import Session
 from sampleforge.tools.jobs.jobs import EndingInOrder
 from sampleforge.tools.tracking import tracking_callbacks

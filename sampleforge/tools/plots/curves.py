@@ -20,8 +20,7 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import HEADER, SAME_SETTING, read_yaml
-from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.run.reports.policy_values import by_policy
+from sampleforge.run.reports.metrics import by_policy, read_metrics
 
 Floats = npt.NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.populations.folder import POPULATION
 from sampleforge.populations.lineage import FILE, read
+from sampleforge.run.folder.lock import POPULATION
 from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.tools.plots.descent import Descent, History
 from sampleforge.tools.plots.figures import GREY, INK, PALE, TINY, WIDTH, plain_axes, save_figure

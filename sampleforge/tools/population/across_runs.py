@@ -26,11 +26,11 @@ import numpy as np
 
 from sampleforge.config import ConfigError, difference
 from sampleforge.populations.explore import Bounds, first_values
-from sampleforge.populations.folder import POPULATION
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
-from sampleforge.run.folder.atomic_file import to_json, write_json
-from sampleforge.run.folder.earlier import left_open
+from sampleforge.run.folder.files import to_json, write_json
+from sampleforge.run.folder.lock import POPULATION
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
+from sampleforge.run.folder.versions import left_open
 from sampleforge.runtime.causes import causes
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome

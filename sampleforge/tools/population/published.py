@@ -30,8 +30,8 @@ from typing import Any
 from sampleforge.config import from_plain
 from sampleforge.populations import lineage
 from sampleforge.populations.exploit import Member
-from sampleforge.run.folder.atomic_file import TEMPORARY_SUFFIX, write_json
-from sampleforge.run.folder.checkpoint_file import Checkpoint, CheckpointError, decode
+from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, decode
+from sampleforge.run.folder.files import TEMPORARY_SUFFIX, write_json
 
 RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
 """Folders of a population: the run folders of its members, what they publish, their lineages."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.run.reports.metrics_file import parse_report
+from sampleforge.run.reports.metrics import parse_report
 from sampleforge.tools.serve.tree import read_at
 
 Floats = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from sampleforge.config import ConfigError
-from sampleforge.populations.folder import STUDY
+from sampleforge.run.folder.lock import STUDY
 from sampleforge.run.folder.trust import check_places
 from sampleforge.tools.sweep.spec import SweepSpec
 

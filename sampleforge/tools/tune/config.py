@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
-from sampleforge.run.folder.atomic_file import write_atomically
+from sampleforge.run.folder.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import read_yaml
+from sampleforge.run.screen.evaluating import progress_bar
 from sampleforge.run.screen.progress import number
-from sampleforge.run.screen.progress_bar import progress_bar
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.benchmark.table import OTHERS, OTHERS_WARNING
 from sampleforge.tools.tune.config import TuneConfig, write_tuned

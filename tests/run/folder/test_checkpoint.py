@@ -10,8 +10,13 @@ from functools import partial
 import pytest
 import torch
 
-from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
-from sampleforge.run.folder.checkpoint_file import decode, encode
+from sampleforge.run.folder.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    decode,
+    encode,
+)
 from sampleforge.run.folder.saving import CheckpointTimer
 from tests.support.full_disk import full_disk
 

@@ -20,8 +20,7 @@ import yaml
 from sampleforge.api import Trainer, load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.checkpoint import CheckpointError
-from sampleforge.run.folder.run_folder import RESERVE, RunFolder
-from sampleforge.run.folder.spec_changes import differences
+from sampleforge.run.folder.run_folder import RESERVE, RunFolder, differences
 from sampleforge.spec import EnvSpaces, EnvSpec, action_specs, observation_specs
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.folders import contents
@@ -313,7 +312,7 @@ def test_milestones_are_written_when_they_are_passed(tmp_path: Path) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from sampleforge.run.folder.atomic_file import CannotWrite
+from sampleforge.run.folder.files import CannotWrite
 from sampleforge.run.folder.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]) / "run")
 folder.create()

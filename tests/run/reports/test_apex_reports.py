@@ -14,7 +14,7 @@ import pytest
 from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.api import Trainer
 from sampleforge.replay.histograms import BINS, count_positive, evenly, histogram
-from sampleforge.run.reports.exploring import ReturnsByExploration
+from sampleforge.run.reports.policy_statistics import ReturnsByExploration
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Exploration
 from sampleforge.topologies.ladder import exploration, ladder_of

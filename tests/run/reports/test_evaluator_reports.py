@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.records import Evaluation
 from sampleforge.tools.plots.panels import Look, draw
 from tests.support.reports import events, make_run, report_steps, reporter

@@ -12,8 +12,7 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.models.config import ModelConfig
-from sampleforge.run.reports.first_episodes import PATIENCE, FirstEpisodes
-from sampleforge.run.reports.statistics import RunStatistics
+from sampleforge.run.reports.statistics import PATIENCE, FirstEpisodes, RunStatistics
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 from tests.support.graphs import build

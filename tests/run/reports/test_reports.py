@@ -8,13 +8,11 @@ import re
 import pytest
 from rich.console import Console
 
-from sampleforge.run.folder.line_file import LineFile
-from sampleforge.run.reports.event_file import EventFile
-from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.run.reports.reporter import Reporter
-from sampleforge.run.reports.tags import tag
+from sampleforge.run.folder.files import LineFile
+from sampleforge.run.reports.metrics import read_metrics, tag
+from sampleforge.run.reports.reporter import EventFile, Reporter
 from sampleforge.run.reports.verdict import Verdict
-from sampleforge.run.reports.worker_states import RunState
+from sampleforge.run.reports.workers import RunState
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal, duration, short
 from tests.support.full_disk import full_disk

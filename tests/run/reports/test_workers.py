@@ -13,10 +13,8 @@ import pytest
 from rich.console import Console
 
 from sampleforge.api import train
-from sampleforge.run.reports.stages import Roles, StageTime
-from sampleforge.run.reports.verdict import BenchmarkContext, Verdict, verdict
-from sampleforge.run.reports.worker_states import RunState, WorkerState
-from sampleforge.run.reports.workers import RunWatch
+from sampleforge.run.reports.verdict import BenchmarkContext, Roles, StageTime, Verdict, verdict
+from sampleforge.run.reports.workers import RunState, RunWatch, WorkerState
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.topologies.config import AppoConfig
@@ -48,14 +46,12 @@ class Watched:
         """The states after so many seconds."""
         self.watch._looked -= seconds
         self.watch._changed -= seconds
-        self.watch._bottleneck._looked -= seconds
         return {worker.name: worker for worker in self.watch.look(self.pids).workers}
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    for module in ("workers", "bottleneck"):
-        monkeypatch.setattr(f"sampleforge.run.reports.{module}.monotonic", lambda: NOW)
+    monkeypatch.setattr("sampleforge.run.reports.workers.monotonic", lambda: NOW)
     return Watched()
 
 

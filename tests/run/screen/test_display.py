@@ -6,8 +6,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from sampleforge.run.screen.display import LineDisplay
 from sampleforge.run.screen.progress import Goal
+from sampleforge.run.screen.screen import LineDisplay
 
 
 def test_the_last_evaluation_does_not_repeat_the_last_line() -> None:

@@ -17,16 +17,18 @@ from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvFailed, EnvProbeError
 from sampleforge.run.folder.run_folder import with_folder_and_seed
-from sampleforge.run.reports.bottleneck import BottleneckWatch
 from sampleforge.run.reports.verdict import IN_WORDS, PART_OF, BenchmarkContext
-from sampleforge.run.screen.closing import end_line, next_commands, resume_command
-from sampleforge.run.screen.opening import (
+from sampleforge.run.reports.workers import RunWatch
+from sampleforge.run.screen.messages import (
     EMULATED_BF16,
     banner,
+    end_line,
     environment_failed,
     memory_line,
+    next_commands,
     opening,
     plan_line,
+    resume_command,
     wired,
 )
 from sampleforge.runners.serial import SerialRunner
@@ -185,10 +187,9 @@ def test_the_bottleneck_is_judged_from_what_workers_count() -> None:
     chosen = config(num_epochs=2)
     graph, plan = build(chosen)
     spec = spec_of(chosen)
-    watch = BottleneckWatch(graph, BenchmarkContext.of(resolved(chosen, spec), plan, spec, graph))
-    assert watch.look() is None, "too early"
+    watch = RunWatch(graph, BenchmarkContext.of(resolved(chosen, spec), plan, spec, graph))
     watch._looked -= 10.0
-    assert watch.look() is None, "nothing has been learned"
+    assert watch.look({}).verdict is None, "nothing has been learned"
     runner = SerialRunner(graph)
     runner.start()
     try:
@@ -197,7 +198,7 @@ def test_the_bottleneck_is_judged_from_what_workers_count() -> None:
     finally:
         runner.close()
     watch._looked -= 10.0
-    found = watch.look()
+    found = watch.look({}).verdict
     assert (
         found is not None and found.in_words in IN_WORDS.values() and found.part in PART_OF.values()
     )

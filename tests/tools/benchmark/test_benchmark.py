@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from sampleforge.api import train
-from sampleforge.run.reports.stages import Roles, stages
-from sampleforge.run.reports.verdict import BenchmarkContext, verdict
+from sampleforge.run.reports.verdict import BenchmarkContext, Roles, stages, verdict
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
 from sampleforge.tools.benchmark.benchmark import RandomActions

@@ -20,7 +20,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.peers.group import RankGroup
 from sampleforge.run.callback import Callback
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.records import EpisodeRecord

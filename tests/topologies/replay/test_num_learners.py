@@ -24,7 +24,7 @@ from sampleforge.peers.group import RankGroup
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
 from sampleforge.replay.sample_batches import Choice, SampleBatches, SampleReader
 from sampleforge.replay.samples import Gathered, Sequences, Transitions
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
 from sampleforge.topologies.config import ApexConfig

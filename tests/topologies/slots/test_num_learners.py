@@ -20,7 +20,7 @@ from sampleforge.peers.group import RankGroup
 from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
-from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build

@@ -1,4 +1,5 @@
-"""Atomic replacement of files, and JSON that every reader accepts."""
+"""Files that a kill leaves usable: replaced atomically, or grown by whole lines; and JSON that
+every reader accepts."""
 
 from __future__ import annotations
 
@@ -85,3 +86,40 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+class LineFile:
+    """Appends lines. Each line goes to the operating system at once, so a killed process loses no
+    line that it wrote.
+
+    If a kill left the last line incomplete, it is cut off when the file is opened again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        os.ftruncate(self._handle, _whole_lines(path))
+
+    def write(self, line: str) -> None:
+        """Append one line. Raises CannotWrite, which names the file, as on a full disk."""
+        left = line.encode(errors="backslashreplace") + b"\n"
+        with writing(self.path):
+            while left:  # a disk that fills up takes a part before it refuses the rest
+                left = left[os.write(self._handle, left) :]
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _whole_lines(path: Path, block: int = 1 << 16) -> int:
+    """Return the number of bytes of ``path`` up to the end of its last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - block)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
