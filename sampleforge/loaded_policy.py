@@ -25,8 +25,7 @@ from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.run.folder.checkpoint import CheckpointStore
-from sampleforge.run.folder.resume import load_weights, model_tensors
+from sampleforge.run.folder.checkpoint import CheckpointStore, load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.runtime.torch_defaults import usual_torch

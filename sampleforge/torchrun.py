@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.run.callback import named_callbacks
-from sampleforge.run.deployment import RunnerContext, processes
-from sampleforge.run.failure import describe
+from sampleforge.run.deployment import runner_context
+from sampleforge.run.ending import describe
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
@@ -23,8 +23,8 @@ from sampleforge.version import __version__
 
 if TYPE_CHECKING:
     from sampleforge.peers.rendezvous import StartupRendezvous
+    from sampleforge.run.session import Session
     from sampleforge.runners.base import Runner
-    from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import Pairing
@@ -120,25 +120,20 @@ class LeadingRank:
         times = f"{world.attempt} of {world.max_attempts} times"
         return [f"torchrun has restarted all ranks ({times}); {start}"]
 
-    def runner(self, graph: Graph, context: RunnerContext) -> Runner:
+    def runner(self, graph: Graph, session: Session) -> Runner:
         """Return the runner of the rank in this process, and of its evaluator, if there is one, in
         another process."""
-        from sampleforge.runners.composite import CompositeRunner
+        from sampleforge.runners.in_process import CompositeRunner, InProcessRunner
+        from sampleforge.runners.processes import ProcessRunner
         from sampleforge.runtime.processes import start_fork_server
 
-        rank = runner_of(
-            graph,
-            self._rendezvous,
-            context.workers.scratch,
-            context.is_interrupted,
-            context.env_timeout,
-            context.age,
-        )
+        context = runner_context(session)
+        rank = InProcessRunner(graph, self._rendezvous, context)
         beside = graph.having("evaluator")
         if not beside:
             return rank
         start_fork_server(run_modules(self._config))
-        return CompositeRunner(rank, processes(graph, context, beside))
+        return CompositeRunner(rank, ProcessRunner(graph, context, beside))
 
     def saves_after(self, error: BaseException) -> bool:
         """Return whether to write a checkpoint after ``error``, for the restart by torchrun. After
@@ -152,6 +147,8 @@ class LeadingRank:
 def follow(config: RanksRunConfig, world: World) -> int:
     """Run any other rank than rank 0 until training ends; return the exit code."""
     from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.runners.base import RunnerContext
+    from sampleforge.runners.in_process import InProcessRunner
 
     interrupts = Interrupts(lambda: None)
 
@@ -166,7 +163,8 @@ def follow(config: RanksRunConfig, world: World) -> int:
             interrupts.defer()
             graph = follower_graph(config, message, rendezvous)
             ticker = graph.new_ticker()
-            runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout, ticker.age)
+            context = RunnerContext(config.env_timeout, is_interrupted=interrupted, age=ticker.age)
+            runner = InProcessRunner(graph, rendezvous, context)
             try:
                 ticker.start()
                 runner.start()
@@ -242,9 +240,8 @@ def follower_graph(
     """Return the graph of this rank for the run of rank 0, given rank 0's ``message``. Raises
     ConfigError if this rank was started with other settings."""
     from sampleforge.env.spec_json import spec_from_plain
-    from sampleforge.models.registry import resolve_encoder
+    from sampleforge.run.beginning import plan_run
     from sampleforge.topologies.config import ONLY_POLICY
-    from sampleforge.topologies.sampler_plan import run_device
     from sampleforge.topologies.starts import PolicyStart, ResumePoint
     from sampleforge.workers.callback import RunHooks, for_workers
 
@@ -266,17 +263,10 @@ def follower_graph(
     spec, chosen = spec_from_plain(message["spec"]), pairing_of(config, rendezvous)
     assert config.seed is not None
     start = ResumePoint(config.seed, message["resumes"], message["env_steps"], message["wall_s"])
-    resolved = chosen.resolve_defaults(config, spec)
-    assert isinstance(resolved, RanksRunConfig)
-    config = resolved
-    plan = chosen.plan(config, spec, run_device(config, spec))
-    model = resolve_encoder(config.model, spec.observations)
-    config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)
+    plan = plan_run(chosen, config, spec)
     callbacks = for_workers(named_callbacks(config.callbacks), processes=False)
     policy = PolicyStart(ONLY_POLICY, start, never_saves)
-    return chosen.wire(
-        config, plan, spec, start, [policy], hooks=RunHooks(callbacks, (ONLY_POLICY,))
-    )
+    return plan.wire(start, [policy], hooks=RunHooks(callbacks, (ONLY_POLICY,)))
 
 
 def without(config: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -302,17 +292,3 @@ def pairing_of(config: RanksRunConfig, rendezvous: StartupRendezvous) -> Pairing
         wire=partial(wire_world, rendezvous=rendezvous),
     )
     return dataclasses.replace(chosen, topology=over_ranks)
-
-
-def runner_of(
-    graph: Graph,
-    rendezvous: StartupRendezvous,
-    scratch: Path | None,
-    interrupted: Callable[[], bool],
-    step_timeout: float,
-    age: Callable[[float], float],
-) -> InProcessRunner:
-    """Return the runner of the rank in this process."""
-    from sampleforge.runners.in_process import InProcessRunner
-
-    return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout, age)

@@ -302,10 +302,9 @@ class Trainer:
         Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
         ValueError if it is of another model, and CheckpointError if it is damaged.
         """
-        from sampleforge.run.folder.checkpoint import CheckpointStore
-        from sampleforge.run.folder.resume import model_tensors
+        from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors
         from sampleforge.run.folder.run_folder import RunFolder
-        from sampleforge.run.loading import fitting_weights, load_into
+        from sampleforge.run.loading import fitting_weights, load_into, with_given
 
         session, folder = self._learning(), RunFolder.existing(path)
         if folder.algo != self._config.algo:
@@ -322,7 +321,7 @@ class Trainer:
             found.append(loaded[0])
         with DeferredInterrupt():
             for group, checkpoint in zip(groups, found, strict=True):
-                plain = session.with_given(checkpoint.state["learner"])
+                plain = with_given(session, checkpoint.state["learner"])
                 load_into(session, group, checkpoint.tensors, plain)
 
     def export(

@@ -22,7 +22,8 @@ def run(args: Sequence[str]) -> int:
         return 0 if args else 2
     asked = parse_config(args[0], args[1:], "describe")
     from sampleforge.env.probe import EnvProbeError
-    from sampleforge.run.screen.messages import plan_line, reason_line, wired
+    from sampleforge.run.beginning import wired
+    from sampleforge.run.screen.messages import plan_line, reason_line
 
     try:
         graph, config, plan, spec = wired(asked)

@@ -37,7 +37,7 @@ def run(args: Sequence[str]) -> int:
     flags = parse(EvalFlags, args, "sampleforge eval", text)
     _check_onnx(flags)
     if flags.video is not None:
-        from sampleforge.run.video_file import FILMED, check_video
+        from sampleforge.run.camera import FILMED, check_video
 
         check_video(Path(flags.video))
         flags = replace(flags, episodes=flags.episodes or FILMED)

@@ -8,7 +8,7 @@ from sampleforge.config import ConfigError
 from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.presets.fit import PresetFit
 from sampleforge.run.deployment import Deployment
-from sampleforge.run.failure import describe
+from sampleforge.run.ending import describe
 from sampleforge.run.screen.screen import Screen
 from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import Interrupts

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampleforge.populations.league import League, LeagueRules
 from sampleforge.populations.ratings import score_of
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.checkpoint import CheckpointError
+from sampleforge.run.folder.checkpoint import CheckpointError, load_weights, model_tensors
 from sampleforge.run.folder.files import write_json, writing
-from sampleforge.run.folder.resume import load_weights, model_tensors
 from sampleforge.run.folder.snapshots import SnapshotFiles
 from sampleforge.topologies.config import OPPONENT
 
@@ -51,7 +50,7 @@ class SelfPlay(Callback):
         self._pool = next(each.pool for each in session.graph.frozen if each.id == OPPONENT)
         self._files = SnapshotFiles(session.folder.snapshots)
         self._weights = group.weights
-        self._state = session.new_model().state_dict()
+        self._state = session.new_model_of(group.id).state_dict()
         self._drawn: list[float] = []  # the probabilities that the pool has
         self._in_checkpoints: deque[frozenset[int]] = deque(
             maxlen=max(1, session.config.keep_checkpoints)

@@ -1,131 +1,159 @@
-"""What a session is made of before anything runs: the environment's spec and the run folder, the
-sizes of its agents, and the callbacks that every session has."""
+"""The beginning of a session: its sizes are planned, its workers are made and wired. Nothing runs
+yet."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sampleforge.env.games import types_of_seats
-from sampleforge.models.registry import resolve_encoder, with_import_string
-from sampleforge.run.callback import Callback, Level
-from sampleforge.run.checkpoints import Checkpoints
-from sampleforge.run.folder.opening import OpenRun, StoredPolicy, open_folder
-from sampleforge.run.learned import Learned
-from sampleforge.run.recording import RecordingReports
-from sampleforge.run.reporting import (
-    MemoryGrowth,
-    StaleExperience,
-    Starting,
-    StarvedPolicies,
-    SystemMetrics,
-)
-from sampleforge.run.reports.statistics import RunStatistics
-from sampleforge.run.screen.messages import opening
-from sampleforge.run.stopping import StopConditions
-from sampleforge.run.unused import Resolved, crowded, without_effect
-from sampleforge.shared.rings import check_store_order
+from sampleforge.env.probe import probe
+from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.run.callback import Callback
+from sampleforge.run.folder.checkpoint import ResumeCheckpoint, frozen_weights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup, other_agent_groups
-from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.datasets import check_datasets
-from sampleforge.topologies.evaluator import check_evaluation
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
+from sampleforge.topologies.starts import (
+    FrozenStart,
+    PolicyStart,
+    ResumePoint,
+    frozen_starts,
+    seed_of_policy,
+)
+from sampleforge.workers.callback import NO_HOOKS, RunHooks, for_workers
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
 
-
-def open_run(
-    asked: AnyConfig,
-    spec: EnvSpec,
-    policies: Sequence[str],
-    resources: ExitStack,
-    is_ending: Callable[[], bool],
-) -> tuple[OpenRun, list[str]]:
-    """Open the folder of a run in the environment of ``spec``; ``resources`` closes it. Return it
-    with the warnings that there are. Nothing in it changes before `OpenRun.prepare`.
-
-    ``asked``: the config as the user gave it. ``policies``: ids of the policy groups.
-    ``is_ending()``: whether the run was asked to end meanwhile. Raises ConfigError for what cannot
-    run."""
-    check_evaluation(asked, spec)
-    warnings = check_datasets(asked, spec)
-    opened = open_folder(
-        asked,
-        lambda config: pairing(config).resolve_defaults(config, spec),
-        resources,
-        is_ending,
-        warnings.append,
-        policies,
-    )
-    return opened, warnings
+C = TypeVar("C", bound=AnyConfig)
 
 
-def by_import_string(config: AnyConfig) -> AnyConfig:
-    """Return a config with an encoder's import string in the place of its registered name."""
-    return dataclasses.replace(config, model=with_import_string(config.model))
+@dataclass(frozen=True)
+class RunPlan:
+    """The sizes of a run. ``resolved``: its config with all defaults; ``agents``: those that share
+    a policy, each with the encoder chosen: one entry, or several in an environment of several
+    agents."""
+
+    pairing: Pairing
+    resolved: AnyConfig
+    agents: tuple[AgentGroup, ...]
+
+    @property
+    def config(self) -> Any:
+        """The resolved config, with the encoder chosen."""
+        return self.agents[0].config
+
+    @property
+    def sizes(self) -> AnyPlan:
+        """The plan of the topology."""
+        sizes: AnyPlan = self.agents[0].plan
+        return sizes
+
+    def on_machine(self, resolved: C) -> C:
+        """Return the resolved config with the values that the plan has chosen for this machine:
+        workers or ranks, envs, device, precision, inference, threads, and the limit of the policy
+        lag."""
+        sizes, sampler = self.sizes, self.pairing.topology.sampler
+        chosen: dict[str, Any] = {"learner_threads": sizes.learner_threads, **sizes.chosen}
+        if sizes.num_workers:
+            chosen[f"num_{sampler}s"] = sizes.num_workers
+        return dataclasses.replace(resolved, **chosen)
+
+    def wire(
+        self,
+        start: ResumePoint,
+        policies: Sequence[PolicyStart],
+        frozen: Sequence[FrozenStart] = (),
+        hooks: RunHooks = NO_HOOKS,
+    ) -> Graph:
+        """Return the graph of a run that begins at ``start``."""
+        given = {"frozen": frozen, "others": self.agents[1:]}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value}
+        spec = self.agents[0].spec
+        return self.pairing.wire(
+            self.config, self.sizes, spec, start, policies, hooks=hooks, **more
+        )
 
 
-def plan_agents(
-    chosen: Pairing, config: AnyConfig, spec: EnvSpec
-) -> tuple[AnyConfig, tuple[AgentGroup, ...]]:
-    """Resolve the defaults of a config and plan the sizes of the run. Return the resolved config,
-    and the agents that share a policy, with the encoder of each chosen: one entry, or several in
-    an environment of several agents."""
+def plan_run(chosen: Pairing, config: AnyConfig, spec: EnvSpec) -> RunPlan:
+    """Resolve the defaults of a config and plan the sizes of the run. Raises ConfigError for what
+    cannot run."""
     config = chosen.resolve_defaults(config, spec)
     model = resolve_encoder(config.model, spec.observations)
     plan = chosen.plan(config, spec, run_device(config, spec))
     config = dataclasses.replace(config, batch_size=plan.batch_size)
     others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
     with_encoder = dataclasses.replace(config, model=model)
-    return config, (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)
-
-
-def new_statistics(
-    graph: Graph, policies: Sequence[StoredPolicy], config: AnyConfig, plan: AnyPlan, spec: EnvSpec
-) -> RunStatistics:
-    """Return the statistics of a wired run, which go on from those of the folder's ``policies``."""
-    return RunStatistics(
-        graph,
-        {stored.id: stored.earlier.get("statistics", {}) for stored in policies},
-        config.metrics_window,
-        rows=0 if getattr(config, "pbt", False) else plan.envs,
-        types=types_of_seats(spec),
+    return RunPlan(
+        chosen, config, (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)
     )
 
 
-def own_callbacks(
-    session: Session, checkpoints: Checkpoints, others: Sequence[Callback]
-) -> list[Callback]:
-    """Return the callbacks of a session that is wired which follow the user's (``others``)."""
-    graph, system = session.graph, SystemMetrics(session)
-    callbacks = [system, MemoryGrowth(system), StopConditions(session, others), Starting()]
-    callbacks += [StaleExperience(graph), checkpoints, Learned()]
-    if graph.recording is not None:
-        callbacks.append(RecordingReports(graph.recording))
-    if (mapping := getattr(session.resolved, "policy_mapping", None)) is not None:
-        callbacks.append(StarvedPolicies(session, mapping))
-    return callbacks
+def wire_session(
+    session: Session, plan: RunPlan, callbacks: Sequence[Callback], *, processes: bool
+) -> Graph:
+    """Return the graph of a session whose plan is made, and whose ``callbacks`` have been asked.
+    ``processes``: the workers are processes of their own."""
+    start = session.resume_point
+
+    def of_frozen(index: int, weights: str) -> ResumePoint:
+        seed = seed_of_policy(start.seed, index)
+        resume = frozen_weights(weights) if weights else None
+        return dataclasses.replace(start, seed=seed, resume=resume)
+
+    frozen = frozen_starts(session.roles, session.spec, of_frozen)
+    hooks = RunHooks(
+        for_workers(callbacks, processes=processes),
+        (*session.roles.trained, *session.roles.frozen),
+        session.tasks.training,
+        session.tasks.evaluation,
+    )
+    return plan.wire(start, policy_starts(session), frozen, hooks)
 
 
-def opening_messages(
-    graph: Graph,
-    config: AnyConfig,
-    plan: AnyPlan,
-    spec: EnvSpec,
-    asked: AnyConfig,
-    resumed: int | None,
-) -> Iterator[tuple[str, Level]]:
-    """Yield what the user is told when a run begins. ``config``: with the encoder chosen;
-    ``asked``: as the user gave it; ``resumed``: env steps of the earlier runs of the folder (None:
-    there is none)."""
-    yield from opening(graph, config, plan, spec, resumed)
-    run = Resolved(config, plan, spec)
-    for warning in (*without_effect(asked, run), crowded(run), check_store_order()):
-        if warning is not None:
-            yield warning, "warning"
+def policy_starts(session: Session) -> list[PolicyStart]:
+    """Return where each policy of a session begins that is trained."""
+    start, policies = session.resume_point, session.opened.policies
+    alone = start.env_steps if len(policies) == 1 else 0
+    return [
+        PolicyStart(
+            stored.id,
+            dataclasses.replace(
+                start,
+                seed=seed_of_policy(start.seed, index),
+                resume=ResumeCheckpoint(stored.store) if stored.earlier else None,
+                replays=stored.stored_replay,
+            ),
+            stored.store.save_state,
+            session.hyperparameters.get(stored.id, {}),
+            session.schedule,
+            session.env_steps_of.get(stored.id, alone),
+            group=session.agent_group(stored.id),
+        )
+        for index, stored in enumerate(policies)
+    ]
+
+
+def wired(config: AnyConfig) -> tuple[Graph, Any, AnyPlan, EnvSpec]:
+    """Return the graph of a run without starting it, the config with all defaults resolved, the
+    plan and the spec of the environment. Raises ConfigError if the config cannot run."""
+    make_cwd_importable()
+    spec = probe(config)
+    plan = plan_run(pairing(config), config, spec)
+    start, roles = ResumePoint(plan.resolved.seed or 0), roles_of_policies(plan.resolved)
+    policies = [
+        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
+        for each in roles.trained
+    ]
+    frozen = frozen_starts(roles, spec, lambda index, weights: start)
+    return plan.wire(start, policies, frozen), plan.config, plan.sizes, spec
+
+
+def _do_not_save(tensors: Any, state: Any) -> None:
+    """Do nothing in the place of a learner that writes a checkpoint: nothing is started."""

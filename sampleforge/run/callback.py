@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.user_function import import_user_module
@@ -18,6 +19,8 @@ from sampleforge.workers.callback import (
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
     from sampleforge.shared.records import EpisodeRecord
+
+T = TypeVar("T")
 
 Level = Literal["debug", "info", "warning", "alert", "error", "result"]
 """Of a message; an alert is a warning that a quiet screen shows, too."""
@@ -87,6 +90,32 @@ class Callback(WorkerCallback):
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         """Everything has ended, with an error or without: the fields of summary.json."""
+
+
+class UntilWired(Generic[T]):
+    """An attribute of a session that is read when the workers are made. Setting it afterwards would
+    have no effect, and raises RuntimeError. ``usual``: its value where it is not set."""
+
+    def __init__(self, usual: T) -> None:
+        self._usual = usual
+
+    def __set_name__(self, owner: type[Session], name: str) -> None:
+        self._name = name
+
+    def __get__(self, session: Session, owner: type[Session]) -> T:
+        value: Any = vars(session).get(f"_{self._name}", self._usual)
+        if isinstance(value, dict):
+            value = MappingProxyType(value)  # a change of one of its items would have no effect
+        found: T = value
+        return found
+
+    def __set__(self, session: Session, value: T) -> None:
+        if hasattr(session, "graph"):
+            raise RuntimeError(
+                f"session.{self._name} has no effect once the session is open: set it in "
+                "Callback.on_wire, or before"
+            )
+        vars(session)[f"_{self._name}"] = value
 
 
 def tell(callback: Callback, hook: str, session: Session, *args: Any) -> Any:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from sampleforge.runtime.imports import import_beside
+from sampleforge.runtime.processes import start_fork_server
+from sampleforge.topologies.config_classes import run_modules
+
 if TYPE_CHECKING:
-    from sampleforge.runners.base import Runner
+    from sampleforge.run.session import Session
+    from sampleforge.runners.base import Runner, RunnerContext
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.config import AnyConfig
-    from sampleforge.topologies.graph import Graph, Node
+    from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import Pairing
     from sampleforge.topologies.starts import ResumePoint
-    from sampleforge.workers.worker import WorkerContext
-
-
-@dataclass(frozen=True)
-class RunnerContext:
-    """What a runner is given by the session. ``workers``: of their processes; ``env_timeout``: see
-    `EnvConfig`; ``restarted`` and ``note`` take a message, of a restart or for the log;
-    ``is_interrupted``: whether the session ends within seconds; ``age``: see `ClockTicker`."""
-
-    workers: WorkerContext
-    env_timeout: float
-    restarted: Callable[[str], None]
-    note: Callable[[str], None]
-    is_interrupted: Callable[[], bool]
-    age: Callable[[float], float]
 
 
 class Deployment(Protocol):
@@ -48,7 +36,7 @@ class Deployment(Protocol):
         """Return the algorithm and its topology, once the run folder is open and the environment
         is known. ``asked``: the config as the user gave it; ``start``: where the run begins."""
 
-    def runner(self, graph: Graph, context: RunnerContext) -> Runner:
+    def runner(self, graph: Graph, session: Session) -> Runner:
         """Return what runs ``graph``: the session's, or a benchmark's of its simulators."""
 
     def notices(self, resumed: int | None) -> list[str]:
@@ -60,19 +48,36 @@ class Deployment(Protocol):
         learner has it, and there is a place to write it to."""
 
 
-def processes(graph: Graph, context: RunnerContext, nodes: Sequence[Node] | None = None) -> Runner:
-    """Return a runner that gives each worker of ``graph``, or of ``nodes``, a process."""
-    from sampleforge.runners.processes import ProcessRunner
+def try_environment(config: AnyConfig, deployment: Deployment) -> EnvSpec:
+    """Return the spec of the environment of a config, which is tried in a process of its own; the
+    modules of the run are imported meanwhile, here and in the fork server. Raises EnvProbeError if
+    it does not work."""
+    modules = run_modules(config)
+    if not deployment.has_workers_here:
+        start_fork_server(modules)
+    from sampleforge.env.scratch import make_cwd_importable
 
-    return ProcessRunner(
-        graph,
-        context.workers,
-        context.env_timeout,
-        context.restarted,
-        context.note,
-        context.is_interrupted,
-        nodes,
-        age=context.age,
+    make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
+    wait_for_imports = import_beside(*modules)
+    from sampleforge.env.probe import probe
+
+    spec = probe(config)
+    wait_for_imports()
+    return spec
+
+
+def runner_context(session: Session) -> RunnerContext:
+    """Return what a runner is given by a session."""
+    from sampleforge.runners.base import RunnerContext
+    from sampleforge.workers.worker import WorkerContext
+
+    return RunnerContext(
+        session.config.env_timeout,
+        WorkerContext(session.folder.log_file, session.folder.scratch),
+        alert=session.restarted,
+        note=session.note,
+        is_interrupted=session.is_interrupted,
+        age=session.ticker.age,
     )
 
 
@@ -91,12 +96,14 @@ class OneMachine:
 
         return pairing(config)
 
-    def runner(self, graph: Graph, context: RunnerContext) -> Runner:
+    def runner(self, graph: Graph, session: Session) -> Runner:
         if self.has_workers_here:
             from sampleforge.runners.serial import SerialRunner
 
             return SerialRunner(graph)
-        return processes(graph, context)
+        from sampleforge.runners.processes import ProcessRunner
+
+        return ProcessRunner(graph, runner_context(session))
 
     def notices(self, resumed: int | None) -> list[str]:
         return []

@@ -1,6 +1,16 @@
-"""How a session is asked to end."""
+"""How a session ends: what it was asked for, the evaluation of the last weights, and what has ended
+it in words."""
 
 from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
+    from sampleforge.topologies.graph import PolicyGroup
 
 
 class Ending:
@@ -21,3 +31,71 @@ class Ending:
     def is_early(self) -> bool:
         """Whether what is written at the end must not take long."""
         return self.interrupted or self.failed
+
+
+PATIENCE_S = 120.0
+"""Seconds after the end of the training within which the learners of a policy must have published
+its last weights."""
+
+
+def last_evaluation(session: Session, patience: float = PATIENCE_S) -> Iterator[dict[str, float]]:
+    """Have the evaluators of all policies evaluate the last weights, those of the last checkpoint,
+    unless that was done; yields the reports of these evaluations. Ends early when the session is
+    interrupted. The training must be over. ``patience``: see `PATIENCE_S`."""
+    groups = [group for group in session.graph.groups if group.evaluations is not None]
+    groups = [group for group in groups if _finish(session, group, patience)]
+    if not groups:
+        return
+    waiting = _waiting(session, groups)
+    if waiting and not session.is_interrupted():
+        episodes = session.resolved.evaluate_episodes
+        session.message(f"Evaluating the last weights with {episodes:,} episodes")
+    session.graph.progress.clock.settle()
+    while waiting and not session.is_interrupted():
+        session.work()
+        while session.statistics.evaluation_waits:
+            yield session.report()
+        waiting = _waiting(session, waiting)
+
+
+def _finish(session: Session, group: PolicyGroup, patience: float) -> bool:
+    """Wait until the learners of a policy have published their last weights; return whether they
+    have. (A learner that does not answer at all is replaced, see `Runner.ask`.)"""
+    asked = monotonic()
+    while session.ask_learner(group, "finish") is None and not session.is_interrupted():
+        if monotonic() - asked > patience:
+            session.alert(
+                f"The last weights of {group.learner.name} are not evaluated: it has not published "
+                f"them within {patience:g} s of the end. `sampleforge eval` evaluates the last "
+                "checkpoint"
+            )
+            return False
+        session.work()
+    return True
+
+
+def _waiting(session: Session, groups: list[PolicyGroup]) -> list[PolicyGroup]:
+    """Return those of ``groups`` whose last weights have no evaluation yet."""
+    done = {
+        policy.id: policy.evaluations.last.get("eval_policy_version")
+        for policy in session.statistics.policies
+    }
+    return [group for group in groups if done[group.id] != group.weights.version]
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as text: a worker's death ends with the worker's own traceback, and where the
+    session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
+    from sampleforge.peers.group import RankLost
+    from sampleforge.run.checkpoints import CheckpointNotWritten
+    from sampleforge.run.folder.checkpoint import CheckpointError
+    from sampleforge.run.folder.files import CannotWrite
+    from sampleforge.run.folder.run_folder import RunFolderGone
+    from sampleforge.run.watches import EnvironmentFails
+    from sampleforge.runners.base import WorkerDied
+    from sampleforge.workers.metrics import DivergedError
+
+    of_folder = (CannotWrite, CheckpointError, CheckpointNotWritten, RunFolderGone)
+    if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.workers.learner_change import LOAD, StateLoad, write_state_file
 
 if TYPE_CHECKING:
@@ -49,6 +51,19 @@ def load_into(
             session.work()
     finally:
         load.file.unlink(missing_ok=True)
+
+
+def with_given(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of a learner's state from elsewhere, with the hyperparameters that
+    the session's run was given: only those that it was not given are the state's. The run's config
+    has those of the newest such state, and so has config.yaml."""
+    given, defaults = flat_fields(session.opened.asked), flat_fields(type(session.asked)())
+    stored = dict(state["hyperparameters"])
+    own = {n: getattr(session.resolved, n) for n in stored if given[n] != defaults[n]}
+    used = {**stored, **own}
+    session.resolved = dataclasses.replace(session.resolved, **used)
+    session.write_config()
+    return {**state, "hyperparameters": used}
 
 
 def _indices(group: PolicyGroup) -> range:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
@@ -14,30 +11,25 @@ from sampleforge.run.callback import (
     Callback,
     Level,
     Message,
+    UntilWired,
     checked,
     named_callbacks,
     tell,
 )
-from sampleforge.run.deployment import Deployment, OneMachine, RunnerContext
-from sampleforge.run.ending import Ending
-from sampleforge.run.failure import describe
-from sampleforge.run.folder.stored_config import flat_fields
-from sampleforge.run.until_wired import UntilWired
-from sampleforge.runtime.imports import import_beside
-from sampleforge.runtime.processes import start_fork_server
+from sampleforge.run.deployment import Deployment, OneMachine, try_environment
+from sampleforge.run.ending import Ending, describe, last_evaluation
+from sampleforge.run.reports.metrics import evaluations
+from sampleforge.run.reports.reporter import Reports, RunFiles
+from sampleforge.runtime.processes import signal_groups
 from sampleforge.topologies.config import AnyConfig, check_ids, roles_of_policies
-from sampleforge.topologies.config_classes import run_modules
 from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
-    from sampleforge.run.folder.run_folder import RunFolder
     from sampleforge.runners.base import Runner
-    from sampleforge.spec import EnvSpec
     from sampleforge.topologies.agent_groups import AgentGroup
     from sampleforge.topologies.graph import Graph, PolicyGroup
-    from sampleforge.topologies.registry import AnyPlan
     from sampleforge.workers.learner_change import LearnerChange
 
 POLL = 0.1
@@ -81,23 +73,23 @@ class Session:
         policies: Sequence[str] | None = None,
     ) -> None:
         roles = roles_of_policies(config, policies)
-        policies = roles.trained
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
-        check_ids(policies)
+        check_ids(roles.trained)
         self.asked = config
         """The config as it was asked for, with an encoder's import string in the place of its
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
         with all defaults."""
-        self._policies = policies
         self.roles = roles
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = checked(callbacks)
+        self._files = RunFiles()
         self._resources = ExitStack()
         self._runner: Runner | None = None
         self._is_open = self._has_begun = False
         self._ending = Ending()
         self._report_now = False
+        self._warned: set[str] = set()
 
     # ---- beginning ----
 
@@ -122,87 +114,44 @@ class Session:
             self._start()
 
     def _open(self) -> None:
-        modules = run_modules(self.asked)
-        if not self._deployment.has_workers_here:
-            start_fork_server(modules)
-        from sampleforge.env.scratch import make_cwd_importable
-
-        make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
+        self.spec = try_environment(self.asked, self._deployment)
         self._callbacks += named_callbacks(self.asked.callbacks)
-        wait_for_imports = import_beside(*modules)
-        from sampleforge.env.probe import probe
-
-        self.spec: EnvSpec = probe(self.asked)  # in a process of its own
-        wait_for_imports()
-        from sampleforge.run.beginning import by_import_string, open_run
-        from sampleforge.run.reporting import RunFiles, WorkerStates
-        from sampleforge.spec import with_action_units
+        from sampleforge.run.opening import by_import_string, open_run
+        from sampleforge.run.reports.workers import WorkerStates
 
         self.asked = by_import_string(self.asked)
-        self.opened, warnings = open_run(
-            self.asked,
-            self.spec,
-            self._policies,
-            self._resources,
-            self._ending.is_early,
+        self.opened = open_run(
+            self.asked, self.spec, self.roles.trained, self._resources, self._ending.is_early
         )
-        self.config: AnyConfig = self.opened.config
-        self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
-        self.folder: RunFolder = self.opened.folder
-        if self.opened.earlier:
-            self.folder.check_spec(self.spec)
+        self.config, self.folder = self.opened.config, self.opened.folder
+        self.spec = self.opened.spec
         self.worker_states = WorkerStates()
-        self._files = RunFiles()
         self._callbacks[:0] = [self._files, self.worker_states]
-        for text in warnings:
+        for text in self.opened.warnings:
             self.alert(text)
 
     def _wire(self) -> None:
-        from sampleforge.run.beginning import opening_messages, plan_agents
-        from sampleforge.run.policy_starts import frozen_policies, policy_starts, resume_point
+        from sampleforge.run.beginning import plan_run, wire_session
+        from sampleforge.run.screen.messages import opening_messages
         from sampleforge.run.tasks import Tasks
-        from sampleforge.workers.callback import RunHooks, for_workers
 
-        assert self.config.seed is not None
-        self.resume_point = resume_point(self.opened.earlier, self.config.seed)
-        chosen = self._deployment.pairing(self.asked, self.config, self.spec, self.resume_point)
-        self.resolved, self._agents = plan_agents(chosen, self.config, self.spec)
-        config = self._agents[0].config
-        self.plan: AnyPlan = self._agents[0].plan
-        self.new_model = chosen.network_maker(config, self.spec, self.resume_point.seed)
-        self.tasks = Tasks(self.spec, self.opened.earlier, shared=self._deployment.shares_memory)
+        deployment = self._deployment
+        self.resume_point = self.opened.resume_point
+        chosen = deployment.pairing(self.asked, self.config, self.spec, self.resume_point)
+        self._run = plan_run(chosen, self.config, self.spec)
+        self.resolved, self.plan = self._run.resolved, self._run.sizes
+        self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
         self._tell("on_wire")
-        policies = policy_starts(
-            self.opened.policies,
-            self.resume_point,
-            self.hyperparameters,
-            self.schedule,
-            self.env_steps_of,
-            self.agent_group,
-        )
-        more: dict[str, Any] = {}  # what only some topologies take
-        if self.roles.frozen:
-            more["frozen"] = frozen_policies(self.roles, self.spec, self.resume_point)
-        if others := self._agents[1:]:
-            more["others"] = others
-        more["hooks"] = RunHooks(
-            for_workers(self._callbacks, processes=not self._deployment.has_workers_here),
-            (*self.roles.trained, *self.roles.frozen),
-            self.tasks.training,
-            self.tasks.evaluation,
-        )
-        self.graph: Graph = chosen.wire(
-            config, self.plan, self.spec, self.resume_point, policies, **more
+        self.graph = wire_session(
+            self, self._run, self._callbacks, processes=not deployment.has_workers_here
         )
         self._follow_graph()
-        resumed = self.resume_point.env_steps if self.opened.earlier else None
-        for text, level in opening_messages(
-            self.graph, config, self.plan, self.spec, self.asked, resumed
-        ):
+        for text, level in opening_messages(self, self._run.config):
             self.message(text, level)
         for text in self.opened.notes:
             self.message(text)
-        for text in self._deployment.notices(resumed):
+        resumed = self.resume_point.env_steps if self.opened.earlier else None
+        for text in deployment.notices(resumed):
             self.message(text, "warning")
 
     def _write_beginning(self) -> None:
@@ -215,42 +164,20 @@ class Session:
 
     def write_config(self) -> None:
         """Write config.yaml: the config as it was asked for, and what the run uses."""
-        from sampleforge.run.folder.resolved import with_plan
-
-        self.folder.write_config(with_plan(self.resolved, self.plan), self.opened.asked)
-
-    def with_given(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the plain values of a learner's state from elsewhere, with the hyperparameters
-        that this run was given: only those that it was not given are the state's. The run's config
-        has those of the newest such state, and so has config.yaml."""
-        given = flat_fields(self.opened.asked)
-        defaults = flat_fields(type(self.asked)())
-        stored = dict(state["hyperparameters"])
-        own = {n: getattr(self.resolved, n) for n in stored if given[n] != defaults[n]}
-        used = {**stored, **own}
-        self.resolved = dataclasses.replace(self.resolved, **used)
-        self.write_config()
-        return {**state, "hyperparameters": used}
+        self.folder.write_config(self._run.on_machine(self.resolved), self.opened.asked)
 
     def _follow_graph(self) -> None:
         """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
         the session itself."""
-        from sampleforge.run.beginning import new_statistics, own_callbacks
         from sampleforge.run.checkpoints import Checkpoints
-        from sampleforge.run.events import WorkerEvents
-        from sampleforge.run.reports.env_restarts import EnvRestarts
-        from sampleforge.workers.worker import WorkerContext
+        from sampleforge.run.reports.statistics import statistics_of
+        from sampleforge.run.watches import own_callbacks
 
         self.ticker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
-        self.statistics = new_statistics(
-            self.graph, self.opened.policies, self.resolved, self.plan, self.spec
-        )
-        self._events = WorkerEvents(self.statistics)
-        self._env_restarts = EnvRestarts(self.graph.counters, self.resolved.max_env_restart_rate)
+        self.statistics = statistics_of(self)
         self.checkpoints = Checkpoints(self)
-        self._callbacks += own_callbacks(self, self.checkpoints, self._callbacks)
-        self.worker_context = WorkerContext(self.folder.log_file, self.folder.scratch)
+        self._callbacks += own_callbacks(self, self._callbacks)
 
     def _start(self) -> None:
         self._runner = self.runner_of(self.graph)
@@ -266,15 +193,7 @@ class Session:
 
     def runner_of(self, graph: Graph) -> Runner:
         """Return a runner for the session's graph, or for another graph of the same workers."""
-        context = RunnerContext(
-            self.worker_context,
-            self.config.env_timeout,
-            self.restarted,
-            self.note,
-            self.is_interrupted,
-            self.ticker.age,
-        )
-        return self._deployment.runner(graph, context)
+        return self._deployment.runner(graph, self)
 
     # ---- running ----
 
@@ -282,9 +201,6 @@ class Session:
         """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
         one per report interval, and one per evaluation. After a stop condition the last weights are
         evaluated."""
-        from sampleforge.run.last_evaluation import last_evaluation
-        from sampleforge.run.reporting import Reports
-
         reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
         polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
         while not self.is_ending:
@@ -314,7 +230,7 @@ class Session:
     def agents_of(self, policy: str) -> AgentGroup:
         """Return the agents that the policy with this id plays: their spec, and the config and plan
         of its model."""
-        return self._agents[self.agent_group(policy)]
+        return self._run.agents[self.agent_group(policy)]
 
     def new_model_of(self, policy: str) -> ActorCritic | QNetwork:
         """Return a model with the names and shapes of a policy's weights, on the CPU. ``policy``:
@@ -346,19 +262,25 @@ class Session:
         if (first := self.statistics.first_nonfinite()) is not None:
             self.message(first, "warning")
         self.statistics.take_evaluations()
-        if not self.is_interrupted():
-            self._env_restarts.look(self.alert)
 
     def _take_events(self) -> None:
-        """Take what workers have sent."""
-        if self._runner is None:  # a benchmark measures the simulator alone before the start
-            return
-        self._events.take(self.runner.take_events(), self.message)
+        """Take the statistics and the log lines that workers have sent; a warning that several of
+        them have is given once."""
+        # Before the start there is no runner, when a benchmark measures the simulator alone.
+        for event in self._runner.take_events() if self._runner is not None else ():
+            if event.kind == "episode_stats":
+                self.statistics.take_episode_stats(event.payload)
+            elif event.kind == "custom_metrics":
+                self.statistics.take_custom_metrics(*event.payload)
+            else:
+                level, text = event.payload
+                if level == "warning":
+                    level = "debug" if text in self._warned else "warning"
+                    self._warned.add(text)
+                self.message(text, "warning" if level == "critical" else level, event.source)
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
-        from sampleforge.run.reports.metrics import evaluations
-
         self.ticker.look()
         self.take_results()
         metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
@@ -470,9 +392,8 @@ class Session:
 
     def signal_workers(self, number: int) -> None:
         """Send a signal to the process group of each worker, and so to its environments'."""
-        for pid in self._runner.pids().values() if self._runner is not None else ():
-            with suppress(ProcessLookupError):
-                os.killpg(pid, number)
+        if self._runner is not None:
+            signal_groups(self._runner.pids().values(), number)
 
     def kill(self) -> None:
         """End the workers at once; nothing is saved."""
@@ -540,7 +461,7 @@ class Session:
             end(self._runner.close)
             end(self._take_events)
             if failure is not None:
-                end(partial(self.message, describe(failure), "error"))
+                end(lambda: self.message(describe(failure), "error"))
             end(lambda: self._sum_up(failure))
         self._runner = None  # it refers back to this object, which is freed at once now
         end(self._resources.close)

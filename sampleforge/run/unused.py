@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
+from sampleforge.shared.rings import check_store_order
 from sampleforge.spec import ACTION_MASK
 from sampleforge.topologies.config import (
     AnyConfig,
@@ -221,6 +222,14 @@ RULES = (
         "there is no population; add --pbt",
     ),
 )
+
+
+def warnings_of(asked: AnyConfig, run: Resolved) -> Iterator[str]:
+    """Yield what the user is warned of before the ``run`` that was made of ``asked`` begins."""
+    yield from without_effect(asked, run)
+    for warning in (crowded(run), check_store_order()):
+        if warning is not None:
+            yield warning
 
 
 def without_effect(asked: AnyConfig, run: Resolved) -> Iterator[str]:

@@ -1,12 +1,15 @@
-"""The protocol of all runners, which execute the workers of a graph."""
+"""The protocol of all runners, which execute the workers of a graph, and what they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event
 from sampleforge.topologies.graph import Node
+from sampleforge.workers.worker import WorkerContext
 
 
 class WorkerDied(RuntimeError):
@@ -53,3 +56,26 @@ class Runner(Protocol):
 
     def kill(self) -> None:
         """End all workers at once."""
+
+
+def ignore(text: str) -> None:
+    """Do nothing with a message."""
+
+
+@dataclass(frozen=True)
+class RunnerContext:
+    """What a runner is given beside its graph. ``env_timeout``: seconds that a worker may spend in
+    one step before it counts as hung; ``workers``: of their processes (None: there are none).
+    ``alert`` is told of restarts, ``note`` of what is for the log alone.
+
+    ``is_interrupted()``: the run is about to end by a signal, which may have ended what the
+    environments run on, and workers by that: those that no checkpoint needs are neither restarted
+    nor missed. ``age`` returns the seconds since a time of ``monotonic``, without those in which
+    the driver was paused: so were the workers, or they may have waited for it."""
+
+    env_timeout: float
+    workers: WorkerContext | None = None
+    alert: Callable[[str], None] = ignore
+    note: Callable[[str], None] = ignore
+    is_interrupted: Callable[[], bool] = lambda: False
+    age: Callable[[float], float] = seconds_since

@@ -1,4 +1,5 @@
-"""The runner of a single rank in this process, under torchrun, which starts the other ranks."""
+"""Runners for torchrun, which starts the other ranks: of a single rank in this process, and of that
+rank together with its evaluator in another process."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -19,6 +19,7 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.peers.group import RankLost
 from sampleforge.peers.progress_board import StoreBoard
 from sampleforge.peers.rendezvous import StartupRendezvous
+from sampleforge.runners.base import Runner, RunnerContext
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.runtime.watch import Watch
 from sampleforge.shared.events import Event, Kind, send_through
@@ -33,21 +34,17 @@ IDLE_WAIT = 0.05
 class InProcessRunner:
     """Steps the rank of ``graph`` in this process, between the other tasks of the driver.
 
-    ``scratch``: parent of the rank's working directory (None: the system's temporary directory).
-    ``interrupted`` returns whether the rank was asked to end; it then ends between two steps, or as
-    soon as the other ranks, which are also asked, have left the group. ``step_timeout``: longest
-    time of an env step in seconds; after it a `Watch` ends the process, and torchrun restarts the
-    ranks. ``age``: see `ProcessRunner`.
+    Without ``context.workers`` its working directory is in the system's temporary directory. A rank
+    that is asked to end does so between two steps, or as soon as the other ranks, which are also
+    asked, have left the group. After ``context.env_timeout`` a `Watch` ends the process, and
+    torchrun restarts the ranks.
     """
 
     def __init__(
         self,
         graph: Graph,
         rendezvous: StartupRendezvous,
-        scratch: Path | None,
-        interrupted: Callable[[], bool],
-        step_timeout: float,
-        age: Callable[[float], float],
+        context: RunnerContext,
     ) -> None:
         (node,) = graph.having("rank")
         worker = node.worker
@@ -56,12 +53,14 @@ class InProcessRunner:
         self._graph = graph
         self._worker = worker
         self._rendezvous = rendezvous
-        self._scratch = scratch
-        self._interrupted = interrupted
+        self._scratch = None if context.workers is None else context.workers.scratch
+        self._interrupted = context.is_interrupted
         self._resources = ExitStack()
         self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
-        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]), age)
+        self._watch = Watch(
+            worker.name, context.env_timeout, lambda: float(row["heartbeat"][0]), context.age
+        )
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
@@ -136,3 +135,53 @@ class InProcessRunner:
     def kill(self) -> None:
         """Remove the working directory; the process ends at once afterwards."""
         self._resources.close()
+
+
+class CompositeRunner:
+    """Combines two runners: ``main`` runs the training and answers requests, ``beside`` runs the
+    other workers."""
+
+    def __init__(self, main: Runner, beside: Runner) -> None:
+        self._main = main
+        self._beside = beside
+
+    def start(self) -> None:
+        self._main.start()
+        self._beside.start()
+
+    def pids(self) -> dict[str, int]:
+        return self._main.pids() | self._beside.pids()
+
+    def poll(self, timeout: float) -> None:
+        self._main.poll(timeout)
+        self._beside.poll(0.0)
+
+    def take_events(self) -> list[Event]:
+        return self._main.take_events() + self._beside.take_events()
+
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
+        return self._main.ask(node, kind, payload, timeout, waiting=waiting, alone=alone)
+
+    def wake(self, node: Node) -> None:
+        self._main.wake(node)
+
+    def close(self) -> None:
+        try:
+            self._beside.close()
+        finally:
+            self._main.close()
+
+    def kill(self) -> None:
+        try:
+            self._beside.kill()
+        finally:
+            self._main.kill()

@@ -14,16 +14,15 @@ from contextlib import suppress
 from math import inf
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from sampleforge.runners.base import WorkerDied
+from sampleforge.runners.base import RunnerContext, WorkerDied
 from sampleforge.runners.events import EventReader
 from sampleforge.runners.silence import START_S, StoppedWorkers, Unanswered
 from sampleforge.runtime.open_files import check_workers
 from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
-from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import (
@@ -192,33 +191,21 @@ class WorkerProcess:
         self._channel.close()
 
 
-class Watched(Protocol):
-    """What `LivesWatch` knows of a life; see `WorkerProcess`."""
-
-    @property
-    def descriptors(self) -> tuple[int, int]: ...
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def look(self) -> None: ...
-
-
 class LivesWatch:
     """Looks at the lives of workers whose processes have sent something or have ended. One selector
     watches all of them, so that those that do neither take no time, however many there are."""
 
     def __init__(self) -> None:
         self._selector = DefaultSelector()
-        self._watched: dict[Watched, tuple[int, int]] = {}
+        self._watched: dict[WorkerProcess, tuple[int, int]] = {}
 
-    def add(self, life: Watched) -> None:
+    def add(self, life: WorkerProcess) -> None:
         """Watch a life that has begun."""
         self._watched[life] = life.descriptors
         for descriptor in life.descriptors:
             self._selector.register(descriptor, EVENT_READ, life)
 
-    def remove(self, life: Watched) -> None:
+    def remove(self, life: WorkerProcess) -> None:
         """Watch a life no longer; it must not be closed yet, but may have ended."""
         for descriptor in self._watched.pop(life, ()):
             self._selector.unregister(descriptor)
@@ -240,43 +227,28 @@ class LivesWatch:
 
 
 class ProcessRunner:
-    """Runs each worker of ``graph``, or only ``nodes``, in a process of its own.
-
-    ``step_timeout``: seconds a worker may spend in one step before it counts as hung. ``alert`` is
-    told of restarts, ``note`` of what is for the log alone. ``interrupted``: the run is about to
-    end by a signal, which may have ended what the environments run on, and workers by that: those
-    that no checkpoint needs are neither restarted nor missed. ``age`` returns the seconds since a
-    time of ``monotonic``, without those in which the driver was paused: so were the workers, or
-    they may have waited for it.
-    """
+    """Runs each worker of ``graph``, or only ``nodes``, in a process of its own."""
 
     def __init__(
-        self,
-        graph: Graph,
-        context: WorkerContext,
-        step_timeout: float,
-        alert: Callable[[str], None] = lambda text: None,
-        note: Callable[[str], None] = lambda text: None,
-        interrupted: Callable[[], bool] = lambda: False,
-        nodes: Sequence[Node] | None = None,
-        age: Callable[[float], float] = seconds_since,
+        self, graph: Graph, context: RunnerContext, nodes: Sequence[Node] | None = None
     ) -> None:
+        assert context.workers is not None
         self._graph = graph
         self._nodes = graph.nodes if nodes is None else nodes
-        self._context = context
-        self._step_timeout = step_timeout
-        self._alert = alert
-        self._note = note
-        self._interrupted = interrupted
-        self._age = age
+        self._workers = context.workers
+        self._step_timeout = context.env_timeout
+        self._alert = context.alert
+        self._note = context.note
+        self._interrupted = context.is_interrupted
+        self._age = context.age
         self._not_missed: dict[str, str] = {}
         """Death messages of the workers that ended after the run was interrupted."""
         self._lives: dict[str, WorkerProcess] = {}
         self._watch = LivesWatch()
-        self._events = EventReader(age)
+        self._events = EventReader(self._age)
         self._abandoned_told = 0
-        self._stopped = StoppedWorkers(alert, age, self._is_over)
-        self._unanswered = Unanswered(alert, age, self._is_over)
+        self._stopped = StoppedWorkers(self._alert, self._age, self._is_over)
+        self._unanswered = Unanswered(self._alert, self._age, self._is_over)
         self._rules = list({id(node.restart): node.restart for node in self._nodes}.values())
         self._rows = [node.counter_row for node in self._nodes]
 
@@ -293,8 +265,8 @@ class ProcessRunner:
 
     def _begin_life(self, node: Node, life: int) -> None:
         events = self._events.new_sender(node.name)
-        stop, context = self._graph.stop, self._context
-        self._lives[node.name] = WorkerProcess(node, stop, context, events, life)
+        stop = self._graph.stop
+        self._lives[node.name] = WorkerProcess(node, stop, self._workers, events, life)
         self._watch.add(self._lives[node.name])
 
     def pids(self) -> dict[str, int]:

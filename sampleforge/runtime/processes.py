@@ -170,6 +170,13 @@ def continue_process(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def signal_groups(leaders: Iterable[int], number: int) -> None:
+    """Send a signal to the process groups that these processes lead, as far as there are any."""
+    for pid in leaders:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+
+
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
     """Set up the calling child process: title, signals, threads, heap, cores, and its end with the
     parent. It leads a process group, which the processes that its environments start belong to, so

@@ -16,7 +16,7 @@ import yaml
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.evaluation import NO_TRUST, Display, Observers, evaluate
-from sampleforge.run.camera import Camera
+from sampleforge.run.camera import FILMED, Camera, check_video
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
@@ -24,7 +24,6 @@ from sampleforge.run.folder.stored_config import flat_fields, nested, read_confi
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.screen.messages import train_command
 from sampleforge.run.screen.progress import duration
-from sampleforge.run.video_file import FILMED, check_video
 from sampleforge.tools.plots.curves import mean_and_interval
 from sampleforge.tools.plots.panels import draw
 from sampleforge.topologies.config import AnyConfig

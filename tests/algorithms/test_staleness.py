@@ -20,8 +20,8 @@ from sampleforge.cli.running import run
 from sampleforge.config import ConfigError
 from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch
-from sampleforge.run.reporting import StaleExperience
 from sampleforge.run.reports.metrics import read_metrics
+from sampleforge.run.watches import StaleExperience
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.metrics import ReportMetrics

@@ -13,10 +13,10 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, own_outputs
-from sampleforge.run.reports.env_restarts import EnvironmentFails, EnvRestarts
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.run.screen.screen import LineDisplay
+from sampleforge.run.watches import EnvironmentFails, EnvRestarts
 from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
 from tests.support.envs import FlakyEnv
 from tests.support.processes import RunCli, StartCli

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sampleforge.run.last_evaluation import last_evaluation
+from sampleforge.run.ending import last_evaluation
 
 
 class Unfinished:

@@ -14,9 +14,9 @@ from sampleforge.config import from_plain
 from sampleforge.models.config import ModelConfig
 from sampleforge.presets import preset_names, preset_values
 from sampleforge.run import unused
+from sampleforge.run.beginning import wired
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.stored_config import flat_fields
-from sampleforge.run.screen.messages import wired
 from sampleforge.run.session import Session
 from sampleforge.run.unused import RULES, Resolved, crowded, without_effect
 from sampleforge.topologies.config import (

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,8 @@ class FakeLife:
 @pytest.mark.parametrize("count", [8, 256])
 def test_a_driver_looks_at_the_workers_that_have_something_to_say_only(count: int) -> None:
     """However many others there are: this is done many times a second."""
-    watch, lives = LivesWatch(), [FakeLife() for _ in range(count)]
+    lives = [FakeLife() for _ in range(count)]
+    watch: Any = LivesWatch()
     for life in lives:
         watch.add(life)
     sends, ends = lives[3], lives[-1]

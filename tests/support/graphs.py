@@ -17,6 +17,7 @@ from sampleforge.env.registry import make_vector
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.runners.base import RunnerContext
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
@@ -125,7 +126,7 @@ class running:
     def __init__(self, graph: Any, folder: Path) -> None:
         (folder / "scratch").mkdir()
         context = WorkerContext(folder / "log.txt", folder / "scratch")
-        self.runner = ProcessRunner(graph, context, 30.0)
+        self.runner = ProcessRunner(graph, RunnerContext(30.0, context))
 
     def __enter__(self) -> ProcessRunner:
         self.runner.start()

@@ -26,7 +26,7 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.session import Session
-from sampleforge.runners.base import Runner
+from sampleforge.runners.base import Runner, RunnerContext
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.shared.records import EpisodeRecord
@@ -185,7 +185,9 @@ def run_until(
 
 def process_runner(graph: Graph, folder: Path) -> ProcessRunner:
     (folder / "scratch").mkdir()
-    return ProcessRunner(graph, WorkerContext(folder / "log.txt", folder / "scratch"), 30.0)
+    return ProcessRunner(
+        graph, RunnerContext(30.0, WorkerContext(folder / "log.txt", folder / "scratch"))
+    )
 
 
 SERVED = [("inline", 1), ("worker", 1), ("worker", 2)]
@@ -410,7 +412,7 @@ def weights(running: Session) -> list[torch.Tensor]:
     """The published weights of each group, flat."""
     found = []
     for group in running.graph.groups:
-        tensors = running.new_model().state_dict()
+        tensors = running.new_model_of(group.id).state_dict()
         group.weights.read(tensors)
         found.append(torch.cat([tensor.flatten().double() for tensor in tensors.values()]))
     return found
@@ -514,7 +516,7 @@ def test_a_run_of_two_policies_goes_on_from_the_checkpoint_of_each(tmp_path: Pat
         versions = [group.weights.published for group in again.graph.groups]
         assert versions == [1, 1]
         for group in again.graph.groups:
-            tensors = again.new_model().state_dict()
+            tensors = again.new_model_of(group.id).state_dict()
             _, version = group.weights.read(tensors)
             kept = latest(tmp_path, group.id)[0]
             assert version == stored[group.id]["updates"]

@@ -14,7 +14,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.exchange import SlotExchange
-from sampleforge.runners.base import Runner
+from sampleforge.runners.base import Runner, RunnerContext
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
@@ -110,8 +110,8 @@ def test_every_row_reaches_its_own_learner_in_processes(inference: str, tmp_path
     chosen = config({"agents": 2, "scouts": 1}, num_policies=4, inference=inference)
     graph = without_learners(marked_graph(chosen))
     (tmp_path / "scratch").mkdir()
-    context = WorkerContext(tmp_path / "log.txt", tmp_path / "scratch")
-    runner, rows = ProcessRunner(graph, context, 30.0), SeatRows(graph, [{0, 1}, {2}] * 2)
+    context = RunnerContext(30.0, WorkerContext(tmp_path / "log.txt", tmp_path / "scratch"))
+    runner, rows = ProcessRunner(graph, context), SeatRows(graph, [{0, 1}, {2}] * 2)
     runner.start()
     try:
         episodes = run_until(graph, runner, rows, 100)

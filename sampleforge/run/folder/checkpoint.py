@@ -4,8 +4,7 @@ and prunes them.
 A file is safetensors, whose header holds the plain values as JSON. No part of it can hold code:
 tensors are raw numbers, and everything else is JSON. Every file is named after its own SHA-256, so
 that it can be verified without the manifest. Its header holds its entry of the manifest, so that a
-lost manifest can be rebuilt from the files.
-"""
+lost manifest can be rebuilt from the files."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -27,6 +26,11 @@ import torch
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from sampleforge.algorithms.learning import Learner
 
 FORMAT = "1"
 _MALFORMED = (
@@ -222,6 +226,19 @@ class CheckpointStore:
         write_atomically(path, data)
         self._keep_wanted([*entries, _entry(path.name, data, about)])
         return path
+
+    def save_state(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        """Write a checkpoint of a learner's ``tensors``, in the learner's process; ``state`` has
+        the rest of it, with what `save` is told."""
+        self.save(
+            Checkpoint(tensors, state),
+            env_steps=state["env_steps"],
+            version=state["learner"]["version"],
+            return_mean=state["return_mean"],
+            eval_return_mean=state["eval_return_mean"],
+            eval_env_steps=state["eval_env_steps"],
+            milestone=state["milestone"],
+        )
 
     def _check_not_older(self, version: int, entries: list[CheckpointEntry]) -> None:
         """Raise CheckpointError if a valid checkpoint has a later version. A damaged checkpoint
@@ -420,3 +437,65 @@ def copy_newest(folder: RunFolder, stores: Sequence[CheckpointStore], to: Path) 
         shutil.copyfile(store.folder / found[1].file, where / found[1].file)
     shutil.copyfile(folder.spec_file, copy.spec_file)
     shutil.copyfile(folder.config_file, copy.config_file)  # last: it makes a run folder of it
+
+
+class ResumeCheckpoint:
+    """Loads the latest checkpoint: its weights in the driver, the complete state in the learner."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    def weights(self, model: torch.nn.Module) -> int:
+        """Load the weights of the checkpoint into ``model``; return their policy version. Raises
+        ConfigError if they are those of another network."""
+        checkpoint = self._load()
+        try:
+            load_weights(model, model_tensors(checkpoint.tensors))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the checkpoint in {self._store.folder} is of another network: "
+                f"{' '.join(str(error).split())}; undo the change of the encoder or the model, or "
+                "start a new run with another --run-dir"
+            ) from error
+        return int(checkpoint.state["learner"]["version"])
+
+    def learner(self, learner: Learner) -> None:
+        """Load the complete state of the checkpoint into ``learner``."""
+        checkpoint = self._load()
+        learner.load(checkpoint.tensors, checkpoint.state["learner"])
+
+    def plain(self) -> dict[str, Any]:
+        """Return the plain values of the learner's state."""
+        plain: dict[str, Any] = self._load().state["learner"]
+        return plain
+
+    def _load(self) -> Checkpoint:
+        loaded = self._store.load(log=lambda text: None)
+        assert loaded is not None, "the driver has loaded it before"
+        return loaded[0]
+
+
+def frozen_weights(weights: str) -> ResumeCheckpoint:
+    """Return the latest checkpoint of a run folder, or, with ``weights`` as folder:id, that of its
+    policy with this id. Raises ConfigError if there is none."""
+    run_dir, _, policy = weights.partition(":")
+    folder = RunFolder.existing(run_dir)
+    store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
+    if store.load(log=lambda text: None) is None:
+        raise ConfigError(f"--policy-weights {weights}: there is no checkpoint yet; train it first")
+    return ResumeCheckpoint(store)
+
+
+def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Load the weights of a checkpoint. Raises RuntimeError if they are not those of the model, in
+    names, shapes or dtypes: torch itself would convert another dtype and not say so."""
+    for name, own in model.state_dict().items():
+        found = tensors.get(name, own)
+        if found.dtype != own.dtype:
+            raise RuntimeError(f"{name!r} is {found.dtype}, but must be {own.dtype}")
+    model.load_state_dict(tensors)
+
+
+def model_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the model's state_dict from a checkpoint's tensors."""
+    return {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}

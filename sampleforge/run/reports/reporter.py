@@ -1,4 +1,5 @@
-"""The writer of a run's metrics.jsonl, TensorBoard events and log.txt."""
+"""The reports of a run: when they are due, and the writer of its metrics.jsonl, TensorBoard events
+and log.txt."""
 
 from __future__ import annotations
 
@@ -6,17 +7,22 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sampleforge.replay.histograms import Histogram
+from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.files import LineFile, to_json, writing
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.metrics import drop_reports_after, evaluations, tag
+
+if TYPE_CHECKING:
+    from sampleforge.replay.histograms import Histogram
+    from sampleforge.run.session import Session
 
 
 class EventFile:
@@ -197,3 +203,71 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Reports:
+    """Says when a report is due: at every interval, and when an evaluation waits to be reported.
+
+    The interval is of seconds, or ``by_env_steps`` of 1000 env steps for each, to be deterministic.
+    """
+
+    def __init__(self, session: Session, *, by_env_steps: bool) -> None:
+        self._progress = session.graph.progress
+        self._statistics = session.statistics
+        self._by_env_steps = by_env_steps
+        self._interval = session.config.report_interval * (1000.0 if by_env_steps else 1.0)
+        self._next = self._clock() + self._interval
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to report now. Counts the interval anew where it has passed."""
+        due = self._clock() >= self._next
+        if due:
+            self._next = self._clock() + self._interval
+        return due or self._statistics.evaluation_waits
+
+    def _clock(self) -> float:
+        return float(self._progress.env_steps) if self._by_env_steps else monotonic()
+
+
+class RunFiles(Callback):
+    """Writes metrics.jsonl, TensorBoard events and log.txt. Every session has one. What is said
+    before `begin` is written then."""
+
+    def __init__(self) -> None:
+        self._reporter: Reporter | None = None
+        self._waiting: list[Message] = []
+
+    def begin(self, folder: RunFolder, env_steps: int, resources: ExitStack) -> None:
+        """Open the files of a run that begins at ``env_steps``; ``resources`` closes them. Raises
+        OSError if they cannot be opened."""
+        self._reporter = Reporter(folder, env_steps)
+        resources.callback(self._reporter.close)
+        for message in self._waiting:
+            self._log(self._reporter, message)
+        self._waiting.clear()
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        assert self._reporter is not None, "begin() comes first"
+        graph = session.graph
+        session.folder.check_there()
+        warning = self._reporter.report(
+            report,
+            env_steps=graph.progress.env_steps,
+            wall_s=report["wall_s"],
+            histograms=session.graph.histograms(),
+            policies=[prefix for prefix in map(graph.prefix, graph.groups) if prefix],
+        )
+        if warning is not None:
+            session.message(warning, "warning")
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if self._reporter is None:
+            self._waiting.append(message)
+        else:
+            self._log(self._reporter, message)
+
+    @staticmethod
+    def _log(reporter: Reporter, message: Message) -> None:
+        level = "warning" if message.level == "alert" else message.level
+        reporter.log(message.text, level, message.source)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sampleforge.env.games import types_of_seats
 from sampleforge.run.reports.policy_statistics import (
     LAST_EPISODES,
     PolicyStatistics,
@@ -18,6 +19,9 @@ from sampleforge.run.reports.policy_statistics import (
 )
 from sampleforge.shared.records import EpisodeRecord, games
 from sampleforge.topologies.graph import Graph
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
 
 PATIENCE = 10
 """Windows of episodes after which a row that has ended fewer than the others is not waited for."""
@@ -364,6 +368,18 @@ class RunStatistics:
             (now[2] - then[2]) / elapsed,
             (now[3] - then[3]) / elapsed,
         )
+
+
+def statistics_of(session: Session) -> RunStatistics:
+    """Return the statistics of a wired session, which go on from those of its folder."""
+    config = session.resolved
+    return RunStatistics(
+        session.graph,
+        {stored.id: stored.earlier.get("statistics", {}) for stored in session.opened.policies},
+        config.metrics_window,
+        rows=0 if getattr(config, "pbt", False) else session.plan.envs,
+        types=types_of_seats(session.spec),
+    )
 
 
 def _parts(game: Sequence[EpisodeRecord]) -> list[tuple[int, _Part]]:

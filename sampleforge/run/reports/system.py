@@ -1,15 +1,95 @@
-"""What a run takes of the machine: processor time, memory, GPUs."""
+"""What a run takes of the machine: processor time, memory, and the GPUs, whose load and memory are
+asked of the driver's own library (NVML), which needs no package and no CUDA context."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
+from sampleforge.run.callback import Callback
 from sampleforge.runtime.machine import memory_available
-from sampleforge.runtime.nvml import Gpus
+from sampleforge.topologies.config import AnyConfig, RanksRunConfig
+from sampleforge.topologies.rendezvous import member_devices
+from sampleforge.workers.config import LearnersConfig
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
+    from sampleforge.topologies.registry import AnyPlan
+
+LIBRARY = "libnvidia-ml.so.1"
+SUCCESS = 0
+
+
+class GpuUse(NamedTuple):
+    """The use of a GPU by all programs: ``percent`` of the last sampling period in which it
+    computed (None: the driver does not tell, as for a part of a GPU), bytes of memory in use."""
+
+    percent: float | None
+    memory: int
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class Gpus:
+    """The GPUs of CUDA's device numbers ``devices``; those that the driver does not know are left
+    out, all of them without NVML."""
+
+    def __init__(self, devices: list[int]) -> None:
+        self._handles: dict[int, ctypes.c_void_p] = {}
+        try:
+            self._nvml = ctypes.CDLL(LIBRARY)
+            if self._nvml.nvmlInit_v2() != SUCCESS:
+                return
+        except (OSError, AttributeError):
+            return
+        for device in devices:
+            handle = self._handle(device)
+            if handle is not None:
+                self._handles[device] = handle
+
+    def _handle(self, device: int) -> ctypes.c_void_p | None:
+        """Return NVML's handle of CUDA's device number ``device``, which counts the devices in
+        CUDA_VISIBLE_DEVICES: numbers, or identifiers such as GPU-8932f937-...; else None."""
+        handle, visible = ctypes.c_void_p(), os.environ.get("CUDA_VISIBLE_DEVICES")
+        name = str(device)
+        if visible is not None:
+            names = [each.strip() for each in visible.split(",")]
+            if device >= len(names):
+                return None
+            name = names[device]
+        if name.isdecimal():
+            found = self._nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+        else:
+            found = self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+        return handle if found == SUCCESS else None
+
+    def use(self) -> dict[int, GpuUse]:
+        """Return the present use of each GPU by its device number."""
+        uses = {}
+        for device, handle in self._handles.items():
+            memory, load = _Memory(), _Utilization()
+            if self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != SUCCESS:
+                continue
+            told = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(load)) == SUCCESS
+            uses[device] = GpuUse(float(load.gpu) if told else None, memory.used)
+        return uses
+
 
 MIB = float(1 << 20)
 LEAST_S = 0.5
@@ -17,8 +97,9 @@ LEAST_S = 0.5
 milliseconds of the driver's time."""
 
 
-class SystemFigures:
-    """The ``system_*`` scalars of reports. ``gpus``: CUDA's numbers of the devices in use."""
+class SystemMetrics(Callback):
+    """Adds processor time, memory and the use of GPUs to each report, as ``system_*``. ``gpus``:
+    CUDA's numbers of the devices in use."""
 
     def __init__(self, gpus: Iterable[int] = ()) -> None:
         devices = sorted(set(gpus))
@@ -30,6 +111,9 @@ class SystemFigures:
         """Bytes of memory that each worker, by its pid, has for itself, with those of its
         descendants: without what it shares, at the last measurement."""
         psutil.cpu_percent(None)  # the next call says what was used since this one
+
+    def extend_report(self, session: Session, report: dict[str, float]) -> None:
+        report |= self.scalars(session.runner.pids().values())
 
     def scalars(self, workers: Iterable[int]) -> dict[str, float]:
         """Return the figures of this process, the processes ``workers`` (by pid) and their
@@ -84,3 +168,16 @@ def _family(workers: set[int]) -> list[tuple[psutil.Process, int]]:
                 belongs[process.pid] = worker
                 family.append((process, worker))
     return family
+
+
+def gpus_of(config: AnyConfig, plan: AnyPlan) -> set[int]:
+    """Return CUDA's numbers of the devices that a run uses."""
+    if plan.device == "cpu":
+        return set()
+    several, learners = 1, tuple[str, ...]()
+    if isinstance(config, LearnersConfig):
+        several, learners = config.num_learners, config.learner_devices
+    elif isinstance(config, RanksRunConfig):
+        several = plan.num_workers
+    names = {plan.device, *(learners or member_devices(plan.device, several))}
+    return {int(name.partition(":")[2] or 0) for name in names}

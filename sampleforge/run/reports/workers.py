@@ -7,17 +7,22 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import inf, isfinite
 from time import monotonic
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
+from sampleforge.run.callback import Callback
 from sampleforge.run.reports.verdict import BenchmarkContext, Verdict, roles_of, stages, verdict
 from sampleforge.runtime.processes import available_cores, is_stopped
 from sampleforge.topologies.graph import COUNTERS, Graph, Node, Role
+from sampleforge.topologies.sampler_plan import SamplerPlan
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
 
 State = Literal["starting", "running", "waiting", "stalled", "ended"]
 """starting: it has not worked yet; waiting: for other workers, most of its time; stalled: it has
@@ -113,10 +118,11 @@ class RunWatch:
     def look(self, pids: Mapping[str, int]) -> RunState:
         """Return the states now. ``pids``: the process id of each worker that has a process. Within
         `LEAST_S` of the last call the result is the same as then."""
-        now, counted, idle = monotonic(), self._count(), idle_s()
+        now, counted = monotonic(), self._count()
         seconds = now - self._looked
         if self._state.workers and seconds < LEAST_S:
             return self._state
+        idle = idle_s()
         restarted = self._of("restarts", counted) != self._of("restarts", self._counted)
         self._began = np.where(restarted, counted, self._began)
         self._changed[(counted != self._counted).any(axis=0)] = now
@@ -214,3 +220,54 @@ def idle_s() -> float:
     """Return the seconds that the available cores were idle since boot, summed over the cores."""
     cores = psutil.cpu_times(percpu=True)
     return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))
+
+
+STARTING_S = 1.0
+"""Seconds between two looks at the workers before the first report."""
+
+
+class WorkerStates(Callback):
+    """Judges what every worker does and what limits the run (``state``), and writes it to
+    workers.json: at each report, and every second before the first one. Every session has one; it
+    does nothing in benchmark mode."""
+
+    def __init__(self) -> None:
+        self.state = RunState(())
+        self._watch: RunWatch | None = None
+        self._next = inf
+
+    def on_start(self, session: Session) -> None:
+        if session.config.benchmark:
+            return
+        plan, context = session.plan, None
+        if isinstance(plan, SamplerPlan):
+            context = BenchmarkContext.of(session.resolved, plan, session.spec, session.graph)
+        self._watch = RunWatch(session.graph, context)
+        self._look(session)
+        self._next = monotonic() + STARTING_S
+
+    def on_poll(self, session: Session) -> None:
+        if monotonic() >= self._next:
+            self._next = monotonic() + STARTING_S
+            self._look(session)
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        self._next = inf
+        self._look(session)
+
+    def on_stop(self, session: Session) -> None:
+        self._write(session)
+
+    def _look(self, session: Session) -> None:
+        if self._watch is None:
+            return
+        before, self.state = self.state, self._watch.look(session.runner.pids())
+        if self.state is not before:  # it is, if it is less than half a second old
+            self._write(session)
+
+    def _write(self, session: Session) -> None:
+        if self._watch is None:
+            return
+        session.folder.check_there()
+        progress = session.graph.progress
+        session.folder.write_workers(self.state.to_plain(progress.env_steps, progress.wall_s))

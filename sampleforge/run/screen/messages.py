@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from sampleforge.version import __version__
 
 if TYPE_CHECKING:
     from sampleforge.env.probe import EnvProbeError
+    from sampleforge.run.session import Session
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.config import AnyConfig
     from sampleforge.topologies.graph import Graph
@@ -92,6 +93,16 @@ def memory_line(config: AnyConfig, plan: AnyPlan) -> str | None:
     return f"Experience takes {human_bytes(needed)} of shared memory ({flags} lowers it)"
 
 
+def opening_messages(session: Session, config: AnyConfig) -> Iterator[tuple[str, Level]]:
+    """Yield what the user is told when a session is wired. ``config``: with the encoder chosen."""
+    from sampleforge.run.unused import Resolved, warnings_of
+
+    resumed = session.resume_point.env_steps if session.opened.earlier else None
+    yield from opening(session.graph, config, session.plan, session.spec, resumed)
+    for text in warnings_of(session.asked, Resolved(config, session.plan, session.spec)):
+        yield text, "warning"
+
+
 def opening(
     graph: Graph,
     config: AnyConfig,
@@ -150,44 +161,6 @@ def environment_failed(failed: EnvProbeError, run_dir: str | Path) -> str:
         return f"{problem}\n(The traceback could not be written to {folder}: {error.strerror})"
     where = folder / "log.txt"
     return f"The environment {failed.what}: {failed.cause} (the traceback is in {where})"
-
-
-def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
-    """Return the graph of a run without starting it, the config with all defaults resolved, the
-    plan and the spec of the environment. Raises ConfigError if the config cannot run."""
-    import dataclasses
-
-    from sampleforge.env.probe import probe
-    from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.models.registry import resolve_encoder
-    from sampleforge.topologies.agent_groups import other_agent_groups
-    from sampleforge.topologies.config import roles_of_policies
-    from sampleforge.topologies.registry import pairing
-    from sampleforge.topologies.sampler_plan import run_device
-    from sampleforge.topologies.starts import PolicyStart, ResumePoint, frozen_starts
-
-    make_cwd_importable()
-    spec, chosen = probe(config), pairing(config)
-    config = chosen.resolve_defaults(config, spec)
-    plan = chosen.plan(config, spec, run_device(config, spec))
-    model = resolve_encoder(config.model, spec.observations)
-    config = dataclasses.replace(config, batch_size=plan.batch_size)
-    others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
-    config = dataclasses.replace(config, model=model)
-    start = ResumePoint(config.seed or 0)
-    roles = roles_of_policies(config)
-    policies = [
-        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
-        for each in roles.trained
-    ]
-    more: dict[str, Any] = {"others": others} if others else {}
-    if roles.frozen:
-        more["frozen"] = frozen_starts(roles, spec, lambda index, weights: start)
-    return chosen.wire(config, plan, spec, start, policies, **more), config, plan, spec
-
-
-def _do_not_save(tensors: Any, state: Any) -> None:
-    """Do nothing in the place of a learner that writes a checkpoint: nothing is started."""
 
 
 def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvProbeError
 from sampleforge.run.callback import Callback
-from sampleforge.run.failure import describe
+from sampleforge.run.ending import describe
 from sampleforge.run.folder.files import write_json
 from sampleforge.run.session import Session
 from sampleforge.tools.jobs.jobs import EndingInOrder

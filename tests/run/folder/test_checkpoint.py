@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from sampleforge.run.checkpoints import CheckpointTimer
 from sampleforge.run.folder.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -17,7 +18,6 @@ from sampleforge.run.folder.checkpoint import (
     decode,
     encode,
 )
-from sampleforge.run.folder.saving import CheckpointTimer
 from tests.support.full_disk import full_disk
 
 

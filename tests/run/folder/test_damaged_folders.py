@@ -13,8 +13,13 @@ import safetensors.torch
 import torch
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, decode, encode
-from sampleforge.run.folder.resume import load_weights
+from sampleforge.run.folder.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    decode,
+    encode,
+    load_weights,
+)
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import config_values, read_yaml
 from sampleforge.run.folder.trust import check_places

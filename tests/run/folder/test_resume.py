@@ -202,7 +202,7 @@ def test_a_run_that_is_killed_early_has_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the interval of 120 s that there is by default."""
-    monkeypatch.setattr("sampleforge.run.folder.saving.FIRST_CHECKPOINT_S", 0.05)
+    monkeypatch.setattr("sampleforge.run.checkpoints.FIRST_CHECKPOINT_S", 0.05)
     run = tmp_path / "run"
     with Trainer(config(run, 1_000_000)) as trainer:
         reports = iter(trainer)

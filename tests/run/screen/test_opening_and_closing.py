@@ -16,6 +16,7 @@ from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvFailed, EnvProbeError
+from sampleforge.run.beginning import wired
 from sampleforge.run.folder.run_folder import with_folder_and_seed
 from sampleforge.run.reports.verdict import IN_WORDS, PART_OF, BenchmarkContext
 from sampleforge.run.reports.workers import RunWatch
@@ -29,7 +30,6 @@ from sampleforge.run.screen.messages import (
     opening,
     plan_line,
     resume_command,
-    wired,
 )
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.runtime import machine

@@ -1,4 +1,4 @@
-"""The opening of a run folder: create or lock it, and read the checkpoint to resume from."""
+"""The opening of a run folder: create or lock it, and read the checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.models.registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.replays import Replays
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
-from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
+from sampleforge.spec import EnvSpec, with_action_units
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.datasets import check_datasets
+from sampleforge.topologies.evaluator import check_evaluation
+from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import ResumePoint
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,15 @@ class OpenRun:
     ``asked``: the user's config; if the run resumes, with the settings that its first part was
     given and the user leaves at their defaults. ``config``: the same with a seed, and with the
     values that the first part had chosen. ``policies``: one entry per policy group; if there are
-    several, each has a folder of checkpoints. ``notes``: what the user is to know."""
+    several, each has a folder of checkpoints. ``spec``: the environment's, as the run sees it.
+    ``warnings``, ``notes``: what the user is to know."""
 
     asked: AnyConfig
     config: AnyConfig
+    spec: EnvSpec
     folder: RunFolder
     policies: tuple[StoredPolicy, ...]
+    warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     @property
@@ -54,6 +63,18 @@ class OpenRun:
             key=lambda earlier: int(earlier.get("env_steps", -1)),
         )
 
+    @property
+    def resume_point(self) -> ResumePoint:
+        """Where the run begins: at its start, or after an earlier run of the folder."""
+        earlier, seed = self.earlier, self.config.seed
+        assert seed is not None
+        return ResumePoint(
+            seed=seed,
+            resumes=earlier.get("resumes", -1) + 1,
+            env_steps=earlier.get("env_steps", 0),
+            wall_s=earlier.get("wall_s", 0.0),
+        )
+
     def prepare(self, resources: ExitStack) -> None:
         """Prepare the folder for the run, once nothing can be refused any more. ``resources``
         removes what it leaves unfinished. Raises OSError or ConfigError if that is not possible."""
@@ -62,26 +83,32 @@ class OpenRun:
             resources.callback(policy.replays.remove_unfinished)
 
 
-def open_folder(
+def by_import_string(config: AnyConfig) -> AnyConfig:
+    """Return a config with an encoder's import string in the place of its registered name."""
+    return dataclasses.replace(config, model=with_import_string(config.model))
+
+
+def open_run(
     asked: AnyConfig,
-    resolve: Callable[[AnyConfig], AnyConfig],
+    spec: EnvSpec,
+    policies: Sequence[str],
     resources: ExitStack,
     interrupted: Callable[[], bool],
-    log: Callable[[str], None],
-    policies: Sequence[str] = (ONLY_POLICY,),
 ) -> OpenRun:
-    """Open the run folder of the config ``asked`` (as the user gave it); ``resources`` closes it.
-    Nothing in it changes before `OpenRun.prepare`.
+    """Open the folder of a run in the environment of ``spec``; ``resources`` closes it. Nothing in
+    it changes before `OpenRun.prepare`.
 
-    ``resolve`` resolves the defaults of a config for the environment. ``interrupted`` returns
-    whether the run was asked to end; ``log`` gets messages about damaged files; ``policies``: ids
-    of the policy groups. Raises ConfigError if the run may not start, or resume, in the folder."""
+    ``asked``: the config as the user gave it. ``policies``: ids of the policy groups.
+    ``interrupted()``: whether the run was asked to end. Raises ConfigError if the run may not
+    start, or resume, in the folder."""
+    check_evaluation(asked, spec)
+    warnings = check_datasets(asked, spec)
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
     folder.create()
     resources.callback(folder.close)
     try:
-        return _opened(folder, asked, resolve, interrupted, log, policies)
+        return _opened(folder, asked, spec, policies, interrupted, warnings)
     except BaseException:
         folder.discard()
         raise
@@ -90,22 +117,23 @@ def open_folder(
 def _opened(
     folder: RunFolder,
     asked: AnyConfig,
-    resolve: Callable[[AnyConfig], AnyConfig],
-    interrupted: Callable[[], bool],
-    log: Callable[[str], None],
+    spec: EnvSpec,
     policies: Sequence[str],
+    interrupted: Callable[[], bool],
+    warnings: list[str],
 ) -> OpenRun:
-    """Read what a locked folder has; see `open_folder`."""
+    """Read what a locked folder has; see `open_run`. ``warnings`` gets those of damaged files."""
     config, notes = asked, list[str]()
     resuming = folder.resumes(config)
     if resuming:
-        asked, config, notes = folder.check_resume(config, resolve)
+        resumed = folder.check_resume(config, lambda c: pairing(c).resolve_defaults(c, spec))
+        asked, config, notes = resumed
     stored = []
     for policy in policies:
         path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
-        stored.append(_stored_policy(policy, path, asked, interrupted, log))
+        stored.append(_stored_policy(policy, path, asked, interrupted, warnings.append))
     if resuming:
-        _check_policies(folder, stored, log)
+        _check_policies(folder, stored, warnings.append)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
     if resuming and config.benchmark:
@@ -115,7 +143,11 @@ def _opened(
         )
     if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
-    return OpenRun(asked, config, folder, tuple(stored), notes)
+    spec = with_action_units(spec, rescale=config.rescale_actions)
+    opened = OpenRun(asked, config, spec, folder, tuple(stored), warnings, notes)
+    if opened.earlier:
+        folder.check_spec(spec)
+    return opened
 
 
 def _stored_policy(

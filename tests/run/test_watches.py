@@ -1,18 +1,22 @@
-"""A run that only pretends to learn: updates that were not applied are counted, warned of, and end
-the run; a run without an update says so."""
+"""What a session watches: the user is told of environments that start late, of memory that grows,
+of a policy that is never picked, and of a run that learns nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sampleforge.models.config import ModelConfig
+from sampleforge.run import watches
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.session import Session
+from sampleforge.run.watches import MemoryGrowth, Starting
+from sampleforge.shared.counters import Counters
 from sampleforge.topologies.config import (
     AnyConfig,
     ApexConfig,
@@ -20,10 +24,137 @@ from sampleforge.topologies.config import (
     DdppoConfig,
     MarwilConfig,
 )
+from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.metrics import DivergedError
+from sampleforge.workers.policy_mapping import StreamId
 from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.runs import summary
+
+
+def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Resets of many Atari rows, one after the other, take seconds."""
+    clock = [100.0]
+    monkeypatch.setattr(watches, "monotonic", lambda: clock[0])
+    counters, said = Counters(["started_rows", "env_steps"], 2), list[str]()
+    session: Any = SimpleNamespace(
+        graph=SimpleNamespace(counters=counters),
+        plan=SamplerPlan(2, 4, 8, 1, 16, "inline", 0, "cpu", "fp32", "fp32", False, ()),
+        message=said.append,
+    )
+    starting = Starting()
+    starting.on_start(session)
+    looks = [(104, 4, 0), (106, 10.5, 0), (107, 12, 0), (112, 64, 0)]
+    for clock[0], started, env_steps in looks:
+        counters.row(1)["started_rows"][0] = started
+        counters.row(1)["env_steps"][0] = env_steps
+        starting.on_poll(session)
+    assert said == ["Waiting for the environments: 10 of 64 have started"]
+    counters.row(1)["started_rows"][0] = 0  # a replaced actor, later in the run
+    counters.row(1)["env_steps"][0] = 1
+    for clock[0] in (120, 130):
+        starting.on_poll(session)
+    assert len(said) == 1
+
+
+MIB = 1 << 20
+
+
+def test_an_actor_whose_memory_grows_steadily_is_named_once_with_the_command_that_measures_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(watches, "monotonic", lambda: clock[0])
+    said: list[tuple[str, str]] = []
+    names = {"actor 0": 10, "actor 1": 11, "learner": 12}
+    nodes = [SimpleNamespace(name=name, role=name.split()[0]) for name in names]
+    session: Any = SimpleNamespace(
+        config=AppoConfig(env="my_env:make", env_kwargs={"difficulty": 2}),
+        graph=SimpleNamespace(nodes=nodes),
+        runner=SimpleNamespace(pids=lambda: names),
+        message=lambda text, level: said.append((text, level)),
+    )
+    metrics: Any = SimpleNamespace(private={})
+    growth = MemoryGrowth(metrics)
+    for second in range(0, 300, 2):
+        clock[0] = float(second)
+        metrics.private = {
+            10: 200 * MIB + min(second, 20) * 10 * MIB,  # warms up
+            11: 200 * MIB + second * MIB,
+            12: 200 * MIB + second * 10 * MIB,  # the learner's own
+        }
+        growth.on_report(
+            session, {"env_steps": 1000.0 * second, "system_memory_available_mib": 2048.0}
+        )
+        if second == 60:
+            assert not said, "too early to tell"
+    ((text, level),) = said
+    assert level == "warning"
+    assert text.startswith("actor 1: its memory grew steadily, by ")
+    assert "3.516 GiB an hour, and there are 2 GiB left" in text
+    assert "`sampleforge check-env my_env:make --env-kwargs difficulty=2 --seconds 60`" in text
+
+
+PICKED = 110
+"""Rollouts of each split in which both policies are picked: more than are checked at the start."""
+
+
+def starving(seat: StreamId, rollout: int) -> str:
+    return f"policy_{rollout % 2 if rollout < PICKED else 0}"
+
+
+def fair(seat: StreamId, rollout: int) -> str:
+    return f"policy_{rollout % 2}"
+
+
+class Warnings(Callback):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if message.level == "warning":
+            self.texts.append(message.text)
+
+
+def warnings_of(function: str, folder: Path) -> tuple[list[str], dict[str, float]]:
+    """Train 8,000 env steps, of which a split takes 32 a rollout; return the warnings and the last
+    report."""
+    settings: dict[str, Any] = {
+        **{"num_workers": 1, "num_envs_per_worker": 4, "num_splits": 1, "rollout": 8},
+        **{"batch_size": 64, "num_epochs": 1, "async_rl": True, "seed": 1, "serial": True},
+        **{"train_for_env_steps": 8000, "report_interval": 0.5, "run_dir": str(folder)},
+    }
+    config = AppoConfig(
+        env="CartPole-v1",
+        num_policies=2,
+        policy_mapping=f"{__name__}:{function}",
+        model=ModelConfig(hidden_sizes=(8,)),
+        **settings,
+    )
+    told = Warnings()
+    with Session(config, [told]) as session:
+        *_, last = session.reports()
+    return told.texts, last
+
+
+@pytest.mark.long
+def test_a_starved_policy_is_named_once_and_the_others_go_on(tmp_path: Path) -> None:
+    texts, last = warnings_of("starving", tmp_path)
+    (text,) = [text for text in texts if "has learned nothing" in text]
+    assert text.startswith("policy_1 has learned nothing for")
+    assert f"--policy-mapping {__name__}:starving hardly ever picks it" in text
+    assert last["env_steps"] >= 8000
+    assert last["policy_0/updates"] > 2 * last["policy_1/updates"] > 0
+    assert (tmp_path / "checkpoints" / "policy_1").is_dir(), "it is saved as it was"
+
+
+@pytest.mark.long
+def test_policies_that_are_picked_in_turn_are_not_warned_of(tmp_path: Path) -> None:
+    texts, _ = warnings_of("fair", tmp_path)
+    assert not [text for text in texts if "has learned nothing" in text]
+
 
 HUGE: dict[str, Any] = {
     "env_kwargs": {"scale": 5e30, "every_step": True},

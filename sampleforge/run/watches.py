@@ -1,0 +1,326 @@
+"""What a session watches, and warns of: environments that start late or raise errors, memory that
+grows, stale experience, policies that are never picked, and a run that learns nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sampleforge.config import typed
+from sampleforge.run.callback import Callback, Message
+from sampleforge.run.recording import RecordingReports
+from sampleforge.run.reports.system import SystemMetrics, gpus_of
+from sampleforge.run.stopping import StopConditions
+from sampleforge.runtime.growth import Growth, GrowthWatch
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.shared.counters import Counters
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.policy_lag import stale_warning
+from sampleforge.workers.metrics import SKIPPED, DivergedError
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
+
+
+class Learned(Callback):
+    """Warns of a run that ends before its first update, at its start if that is known then, and at
+    its end. Ends a run of which no update was applied, at its last report, with DivergedError.
+    Every session has one."""
+
+    def __init__(self) -> None:
+        self._cause = "no gradient was finite"
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if SKIPPED in message.text:
+            self._cause = message.text
+
+    def on_start(self, session: Session) -> None:
+        config, progress = session.resolved, session.graph.progress
+        limit, from_data = config.train_for_env_steps, getattr(config, "datasets", ())
+        resumes_replay = session.opened.earlier and getattr(config, "save_replay", False)
+        if limit is None or _learns_nothing(session) or from_data or resumes_replay:
+            return
+        if session.graph.having("rank"):
+            return  # ranks end after an update
+        left = limit - progress.env_steps
+        needed, why = min(_first_update(session, policy) for policy in session.roles.trained)
+        if 0 < left < needed:
+            session.message(
+                f"--train-for-env-steps {limit}: nothing will be learned from the {left:,} env "
+                f"steps that are left, because {why}; raise it",
+                "warning",
+            )
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        if not session.is_ending or session.is_interrupted():
+            return
+        for policy in session.statistics.policies:
+            made, applied = policy.updates_since_start
+            if made and not applied:
+                raise DivergedError(
+                    f"{_subject(session, policy.id)} has learned nothing: none of its {made:,} "
+                    f"updates was applied: {self._cause}"
+                )
+
+    def on_stop(self, session: Session) -> None:
+        steps = session.graph.total("env_steps")
+        if session.is_interrupted() or _learns_nothing(session) or not steps:
+            return
+        for policy in session.statistics.policies:
+            if not policy.updates_since_start[0]:
+                why = _first_update(session, policy.id)[1]
+                session.alert(
+                    f"{_subject(session, policy.id)} has learned nothing: there was no update in "
+                    f"{steps:,.0f} env steps, because {why}. Train for longer"
+                )
+
+
+def _subject(session: Session, policy: str) -> str:
+    return "The run" if len(session.statistics.policies) == 1 else policy
+
+
+def _learns_nothing(session: Session) -> bool:
+    """Return whether the run is not to learn."""
+    return session.resolved.sampler_only or session.resolved.benchmark
+
+
+def _first_update(session: Session, policy: str) -> tuple[int, str]:
+    """Return the env steps that the first update needs at least, and the reason in words."""
+    plan = session.agents_of(policy).plan
+    starts = getattr(session.resolved, "learning_starts", None)
+    if starts is not None:
+        why = (
+            f"learning begins with {starts:,} transitions in the replay (--learning-starts), to "
+            f"which whole rollouts are added, of {plan.rollout} steps x {plan.rows} env rows"
+        )
+        return max(starts, plan.rollout * plan.rows), why
+    size = plan.batch_size
+    return size, f"an update needs a batch of {size:,} env steps (--batch-size)"
+
+
+WAITING_S = 5.0
+"""Seconds between two messages that the environments are waited for."""
+STARVED = 20
+"""How many times longer than expected a policy waits for experience before the user is told."""
+
+
+class MemoryGrowth(Callback):
+    """Warns once of each actor or rank whose memory grows steadily, with that of the processes that
+    its environments have started: usually an environment keeps what it should drop."""
+
+    LEAST = float(64 << 20)
+    """Bytes of growth that are warned of."""
+    SPACING_S = 5.0
+    """Seconds between two samples at first."""
+
+    def __init__(self, metrics: SystemMetrics) -> None:
+        self._metrics = metrics
+        self._watches: dict[tuple[str, int], GrowthWatch] = {}
+        self._warned: set[str] = set()
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        pids, private = session.runner.pids(), self._metrics.private
+        for node in session.graph.nodes:
+            pid = pids.get(node.name)
+            if node.role not in ("actor", "rank") or node.name in self._warned:
+                continue
+            if pid is None or pid not in private or not report["env_steps"]:
+                continue
+            watch = self._watches.setdefault(
+                (node.name, pid), GrowthWatch(self.LEAST, self.SPACING_S)
+            )
+            watch.add(monotonic(), float(private[pid]))
+            if (growth := watch.growth) is not None:
+                self._warned.add(node.name)
+                session.message(self._text(node.name, growth, session.config, report), "warning")
+
+    def _text(
+        self, worker: str, growth: Growth, config: AnyConfig, report: Mapping[str, float]
+    ) -> str:
+        free = report.get("system_memory_available_mib")
+        left = "" if free is None else f", and there are {human_bytes(free * 2**20)} left"
+        kwargs = f" {typed('env_kwargs', config.env_kwargs)}" if config.env_kwargs else ""
+        return (
+            f"{worker}: its memory grew steadily, by {human_bytes(growth.amount)} in "
+            f"{growth.duration:,.0f} s ({human_bytes(3600 * growth.rate)} an hour{left}). Probably "
+            "its environments keep what they should drop (lists of past steps, caches, figures); "
+            f"`sampleforge check-env {config.env}{kwargs} --seconds 60` measures one of them"
+        )
+
+
+class Starting(Callback):
+    """Says which part of the env rows has started, while that takes long: until the first env
+    step, every `WAITING_S` seconds."""
+
+    def __init__(self) -> None:
+        self._next = inf
+
+    def on_start(self, session: Session) -> None:
+        self._next = monotonic() + WAITING_S
+
+    def on_poll(self, session: Session) -> None:
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + WAITING_S
+        counters, rows = session.graph.counters, session.plan.envs
+        started = int(counters.total("started_rows"))
+        if counters.total("env_steps"):
+            self._next = inf
+        elif started < rows:
+            session.message(f"Waiting for the environments: {started} of {rows} have started")
+
+
+class StaleExperience(Callback):
+    """Warns at the first report in which more than half of a policy group's rows were stale."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._silent = {graph.prefix(group): group for group in graph.groups}
+        """The groups that have not been warned of, by what their metrics begin with."""
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        for prefix, group in list(self._silent.items()):
+            limit = group.max_policy_lag
+            if limit is None or f"{prefix}policy_lag_mean" not in report:
+                continue
+            text = stale_warning(
+                report[f"{prefix}stale_fraction"],
+                limit,
+                report[f"{prefix}policy_lag_mean"],
+                report[f"{prefix}policy_lag_batches_mean"],
+                synchronous=group.synchronous,
+            )
+            if text is not None:
+                del self._silent[prefix]
+                of = f"{group.id}: " if prefix else ""
+                session.message(f"{of}{text}", "warning")
+
+
+class StarvedPolicies(Callback):
+    """Warns of a policy that has not learned for so long that the user's own ``policy_mapping``
+    must be the reason: it hardly ever picks the policy. The run goes on without it.
+
+    The limit is `STARVED` times the env steps after which the policy would learn again if all
+    policies were picked equally often.
+    """
+
+    def __init__(self, session: Session, policy_mapping: str) -> None:
+        self._mapping = policy_mapping
+        count = len(session.graph.groups)
+        starts = getattr(session.resolved, "learning_starts", 0)
+        self._limits = {
+            group.id: STARVED * count * max(session.agents_of(group.id).plan.batch_size, starts)
+            for group in session.graph.groups
+        }
+        env_steps = session.graph.progress.env_steps
+        self._last = {group.id: (0, env_steps) for group in session.graph.groups}
+        """Of each policy, its number of updates, and the run's env steps when it became that."""
+        self._warned: set[str] = set()
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        now = session.graph.progress.env_steps
+        for policy in session.statistics.policies:
+            updates, env_steps = self._last[policy.id]
+            if policy.updates != updates:
+                self._last[policy.id] = policy.updates, now
+                self._warned.discard(policy.id)
+            elif now - env_steps > self._limits[policy.id] and policy.id not in self._warned:
+                self._warned.add(policy.id)
+                session.message(
+                    f"{policy.id} has learned nothing for {now - env_steps:,} env steps: "
+                    f"--policy-mapping {self._mapping} hardly ever picks it. The other policies "
+                    "go on; change the function, or leave this policy out of --policies-to-train",
+                    "warning",
+                )
+
+
+WINDOW = 1000
+"""Number of latest episodes, finished or lost, that the limit applies to. So an environment that
+breaks late in a long run is noticed as soon as one that is broken from the start, and a single
+fault that loses an episode in every row does not end the run."""
+LEAST = 20
+"""Number of lost episodes from which on the limit applies: fewer say nothing about a rate."""
+
+
+class EnvironmentFails(RuntimeError):
+    """The environment raised errors too often; the message ends with the first traceback."""
+
+
+class EnvRestarts(Callback):
+    """Reports environments that raise an error and are rebuilt: the first error is shown, and too
+    many errors end the session. Watches the counters env_restarts and episodes. ``limit``: the
+    fraction of the episodes that may be lost; 1: all."""
+
+    def __init__(self, counters: Counters, limit: float) -> None:
+        self._counters = counters
+        self._limit = limit
+        self._reported = False
+        self._history: deque[tuple[int, int]] = deque([(0, 0)])
+        """(lost, finished) episodes at earlier checks, oldest first; the first entry is at least
+        `WINDOW` episodes back, once there were so many."""
+
+    def on_poll(self, session: Session) -> None:
+        if not session.is_interrupted():
+            self.look(session.alert)
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        self.on_poll(session)
+
+    def look(self, warn: Callable[[str], None]) -> None:
+        """Call ``warn`` with the first error. Raises EnvironmentFails if too many of the latest
+        episodes were lost."""
+        now = self._total("env_restarts"), self._total("episodes")
+        if now == self._history[-1]:
+            return
+        self._history.append(now)
+        while len(self._history) > 1 and sum(now) - sum(self._history[1]) >= WINDOW:
+            self._history.popleft()
+        if now[0] and not self._reported:
+            self._reported = True
+            warn(
+                "an environment raised an error; it was rebuilt, and its episode is dropped. The "
+                f"first traceback:\n\n{self._first_fault()}\n\nCorrect the environment. Further "
+                f"errors are only counted (env_restarts){self._limit_text()}"
+            )
+        lost, finished = (now[i] - self._history[0][i] for i in (0, 1))
+        if lost >= LEAST and lost > self._limit * (lost + finished):
+            raise EnvironmentFails(
+                f"the environment raised an error in {lost:,} of the last {lost + finished:,} "
+                f"episodes, more than --max-env-restart-rate {self._limit:g} allows: these "
+                "episodes are dropped, and learning from the other episodes may be biased. "
+                "Correct the environment, or raise the limit (1: no limit). The first "
+                "traceback:\n\n"
+                f"{self._first_fault()}"
+            )
+
+    def _limit_text(self) -> str:
+        if self._limit >= 1:
+            return ""
+        return (
+            f"; the run ends if more than {self._limit:.0%} of the episodes are lost "
+            "(--max-env-restart-rate)"
+        )
+
+    def _first_fault(self) -> str:
+        text = self._counters.first_fault.get()
+        return text or "(it is in the output of another host's rank)"
+
+    def _total(self, name: str) -> int:
+        return int(self._counters.total(name))
+
+
+def own_callbacks(session: Session, others: Sequence[Callback]) -> list[Callback]:
+    """Return the callbacks of a wired session which follow the user's (``others``)."""
+    graph, config = session.graph, session.resolved
+    system = SystemMetrics(gpus_of(config, session.plan))
+    callbacks = [system, MemoryGrowth(system), StopConditions(session, others), Starting()]
+    callbacks += [EnvRestarts(graph.counters, config.max_env_restart_rate)]
+    callbacks += [StaleExperience(graph), session.checkpoints, Learned()]
+    if graph.recording is not None:
+        callbacks.append(RecordingReports(graph.recording))
+    if (mapping := getattr(config, "policy_mapping", None)) is not None:
+        callbacks.append(StarvedPolicies(session, mapping))
+    return callbacks
