@@ -1,13 +1,14 @@
 """The adapters between an environment and the slots, for actions and for observations.
 
-Observations are checked against the declared space: what its dtype holds unchanged is taken, and an
-array of another shape, or of a dtype that would have to be rounded or cut, is an error that names
-env and row. Slots hold float64 observations as float32, and values of Discrete and MultiDiscrete
-spaces without their offsets.
+Observations are checked against the declared space: another shape is an error that names env and
+row, and so is a value that the space's dtype cannot hold, such as 1.5 or 300 as uint8. Numbers of
+any type are taken for a Box of floats. Slots hold float64 observations as float32, and values of
+Discrete and MultiDiscrete spaces without their offsets.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -192,10 +193,12 @@ class ConvertedActions(ActionAdapter):
 
 class ObservationAdapter:
     """Checks observations of single rows and writes them into the slots' arrays. ``spec``: the spec
-    of the environment, with its spaces."""
+    of the environment, with its spaces. ``converted`` is filled with a text for each leaf, by its
+    name, that is given in another type than its space's, by which it may be rounded."""
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, converted: dict[str, str] | None = None) -> None:
         assert spec.spaces is not None
+        self._converted = {} if converted is None else converted
         self.env_id = spec.env_id
         self.space = space = spec.spaces.observation
         self.has_mask = ACTION_MASK in spec.observations
@@ -249,8 +252,18 @@ class ObservationAdapter:
             array = fitting(leaf, axes + shape, dtype, self._leaves[name])
             if array is None:
                 self.refuse(row, name, leaf, axes)
+            if array is not leaf and name not in self._converted:
+                self._note_conversion(name, leaf, dtype)
             fitted[name] = array if start is None else array - start
         return fitted
+
+    def _note_conversion(self, name: str, value: Any, dtype: np.dtype[Any]) -> None:
+        given = getattr(value, "dtype", None)
+        if isinstance(given, np.dtype) and not np.can_cast(given, dtype):
+            self._converted[name] = (
+                f"{self.env_id}: observation leaf {name!r} is given as {given}, and converted to "
+                f"{dtype}, as its observation_space says"
+            )
 
     def refuse(
         self, row: int | None, name: str, value: Any, axes: tuple[int, ...] = ()
@@ -337,30 +350,31 @@ def fitting(
     value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], space: gym.Space[Any]
 ) -> Array | None:
     """Return an observation leaf of ``space`` as an array of ``dtype``; None if it has not the
-    ``shape`` or does not fit, as the space's ``contains`` has it. An array of numbers fits a Box if
-    every value of its dtype does. Single numbers and lists have no dtype that was chosen: they may
-    be rounded to a Box of floats, and fit one of integers if they are whole numbers of ``dtype``
-    ([1.5, 2] does not). So do categories of any type."""
-    plain = not isinstance(value, np.ndarray)
-    if isinstance(value, bool | int | float | list | tuple):
+    ``shape`` or does not fit. What numpy takes for an array of numbers does (lists, scalars, arrays
+    of JAX or torch), and a single number in another shape of one element. Numbers of any type fit a
+    Box of floats; they fit integers and categories if they are whole numbers of ``dtype`` ([1.5, 2]
+    does not)."""
+    if not isinstance(value, np.ndarray):
+        known = isinstance(value, bool | int | float | list | tuple | np.generic)
+        if not known and not hasattr(value, "__array__"):
+            return None
         try:
             value = np.asarray(value)
-        except ValueError:  # a ragged list
+        except (ValueError, TypeError, RuntimeError):  # a ragged list, a tensor with a gradient
             return None
-    elif not isinstance(value, np.ndarray | np.generic):
+    if value.dtype.kind not in "biuf":
         return None
-    if value.shape != shape or value.dtype.kind not in "biuf":
-        return None
+    if value.shape != shape:
+        if value.size != 1 or math.prod(shape) != 1:
+            return None
+        value = value.reshape(shape)
     if value.dtype == dtype:
         array: Array = value
         return array
-    if not np.can_cast(value.dtype, dtype):
-        is_box = isinstance(space, spaces.Box)
-        if is_box and not plain:
-            return None
-        if not (is_box and dtype.kind == "f"):
-            with np.errstate(invalid="ignore", over="ignore"):
-                if not np.array_equal(value.astype(dtype), value):
-                    return None
-    cast: Array = value.astype(dtype)
+    cast: Array
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = value.astype(dtype)
+    of_floats = isinstance(space, spaces.Box) and dtype.kind == "f"
+    if not of_floats and not np.can_cast(value.dtype, dtype) and not np.array_equal(cast, value):
+        return None
     return cast

@@ -1,20 +1,26 @@
 """The bounds of observations: which value is outside of what its space declares.
 
 The probe and `sampleforge check-env` test every observation, actors a rollout now and then: a
-comparison per env step would cost more than a fast environment's step.
+comparison per env step would cost more than a fast environment's step. A number beyond the bounds
+of its Box is warned of, since all that follows works with it; a category that a space does not have
+is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sampleforge.env.vector import Array, EnvVector
 from sampleforge.spec import ACTION_MASK, OBSERVATION, leaves
+
+if TYPE_CHECKING:
+    from sampleforge.env.vector import EnvVector
+
+Array = np.ndarray[Any, Any]
 
 SLACK = 1e-4
 """Distance by which observations may be outside their bounds, relative to the bound, because of
@@ -25,11 +31,22 @@ PART = 1 << 16
 
 class LeafBounds(NamedTuple):
     """The bounds of one observation leaf of one row, as the slots hold it: flat arrays of its
-    elements. ``start`` is what the environment's own values have added to them."""
+    elements. ``start`` is what the environment's own values have added to them; ``categories``:
+    whether they are of a categorical space."""
 
     low: Array
     high: Array
-    start: Any
+    start: Any = 0
+    categories: bool = True
+
+
+class Outside(NamedTuple):
+    """A value that is outside of its bounds: ``text`` has the environment, row, leaf, bounds, value
+    and remedy. ``category``: whether the space is categorical, so that nothing can be learned of
+    the value."""
+
+    text: str
+    category: bool
 
 
 class Bounds:
@@ -44,27 +61,36 @@ class Bounds:
             if name != ACTION_MASK and (bounds := _bounds(space)) is not None
         }
 
-    def fault(self, obs: Mapping[str, Array]) -> str | None:
-        """Return the first value of ``obs``, leaf -> [rows, ...], that is outside of its bounds, in
-        words with environment, row and remedy; None if there is none. Leaves that ``obs`` lacks are
-        not checked."""
+    def fault(self, obs: Mapping[str, Array]) -> Outside | None:
+        """Return the first value of ``obs``, leaf -> [rows, ...], that is outside of its bounds;
+        None if there is none. Leaves that ``obs`` lacks are not checked."""
         for name, bounds in self._leaves.items():
             for row in range(len(obs[name]) if name in obs else 0):
                 at = _outside(obs[name][row], bounds)
                 if at is not None:
-                    return self._text(name, bounds, row, at, obs[name][row])
+                    text = self._text(name, bounds, row, at, obs[name][row])
+                    return Outside(text, bounds.categories)
         return None
 
-    def fault_of_rollout(self, obs: Mapping[str, Array]) -> str | None:
+    def fault_of_rollout(self, obs: Mapping[str, Array]) -> Outside | None:
         """As `fault`, for ``obs`` of a whole rollout, leaf -> [T + 1, rows, ...]."""
-        for name, (low, high, _) in self._leaves.items():
+        for name, bounds in self._leaves.items():
             for rows in obs.get(name, ()):
                 flat = rows.reshape(len(rows), -1)
-                if ((flat < low) | (flat > high)).any():
-                    text = self.fault({name: rows})
-                    if text is not None:
-                        return text
+                if ((flat < bounds.low) | (flat > bounds.high)).any():
+                    found = self.fault({name: rows})
+                    if found is not None:
+                        return found
         return None
+
+    def cut(self, obs: Mapping[str, Array]) -> None:
+        """Set the numbers of ``obs``, leaf -> [rows, ...], that are outside of the bounds of their
+        Box to the nearest bound."""
+        for name, bounds in self._leaves.items():
+            if name in obs and not bounds.categories:
+                leaf = obs[name]
+                low, high = (each.reshape(leaf.shape[1:]) for each in (bounds.low, bounds.high))
+                np.clip(leaf, low, high, out=leaf)
 
     def _text(
         self, name: str, bounds: LeafBounds, row: int, at: tuple[int, ...], value: Array
@@ -76,17 +102,20 @@ class Bounds:
         )
         return (
             f"{self._env_id}, row {row}: observation leaf {name!r} must be in [{low:g}, {high:g}] "
-            f"at {list(at)}, as its observation_space says, but is {given:g}; correct the space"
+            f"at {list(at)}, as its observation_space says, but is {given:g}; correct the space or "
+            "what the environment returns"
+            + ("" if bounds.categories else ", or cut such numbers off with --clip-observations")
         )
 
 
 def _bounds(space: gym.Space[Any]) -> LeafBounds | None:
     """Return the bounds of a leaf; None if no value of its dtype is outside of them."""
     if isinstance(space, spaces.Box):
-        return LeafBounds(space.low.reshape(-1), space.high.reshape(-1), 0) if _any(space) else None
+        low, high = space.low.reshape(-1), space.high.reshape(-1)
+        return LeafBounds(low, high, categories=False) if _any(space) else None
     if isinstance(space, spaces.MultiBinary):
         size = int(np.prod(space.shape))
-        return LeafBounds(np.zeros(size, np.int8), np.ones(size, np.int8), 0)
+        return LeafBounds(np.zeros(size, np.int8), np.ones(size, np.int8))
     if isinstance(space, spaces.Discrete):
         return LeafBounds(np.zeros(1, np.int64), np.full(1, space.n - 1, np.int64), space.start)
     if isinstance(space, spaces.MultiDiscrete):
@@ -107,7 +136,7 @@ def _outside(value: Array, bounds: LeafBounds) -> tuple[int, ...] | None:
     """Return the index of the first element of ``value`` that is outside of the bounds by more than
     `SLACK`, or None. It works on parts, because observations of hundreds of MB are slow as
     float64."""
-    flat, (lows, highs, _) = np.asarray(value).reshape(-1), bounds
+    flat, lows, highs = np.asarray(value).reshape(-1), bounds.low, bounds.high
     for begin in range(0, flat.size, PART):
         part = slice(begin, begin + PART)
         if (flat[part] >= lows[part]).all() and (flat[part] <= highs[part]).all():

@@ -35,6 +35,9 @@ class EnvConfig(Checked):
     rescale_actions: bool = True
     """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds. Off: it
     acts in the environment's own units."""
+    clip_observations: bool = False
+    """Cut numbers of observations that are beyond the bounds of their Box off at the bound. Off:
+    they are learned from as they are, and the first one is warned of."""
     decorrelate: bool = True
     """Spread the rows of all workers over the phases of an episode at the start, so that they do
     not all end together."""

@@ -94,7 +94,7 @@ class GymnasiumVector(EnvVector):
         self._tasks = RowTasks.of_this_call(1)
         self._all_rows = f"all {env.num_envs} rows"
         self._seeds = list(seeds)
-        self._observations = ObservationAdapter(spec)
+        self._observations = ObservationAdapter(spec, self.converted)
         self._is_gymnasiums_own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._resets_rows = self._is_gymnasiums_own or self._mode is AutoresetMode.DISABLED
 

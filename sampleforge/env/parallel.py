@@ -114,7 +114,7 @@ class ParallelRows(MultiAgentRows):
             **options,
         )
         self._possible = {seat.agent for seat in self.seats}
-        self._observations = [ObservationAdapter(seat.spec) for seat in self.seats]
+        self._observations = [ObservationAdapter(seat.spec, seat.converted) for seat in self.seats]
         for adapter, seat in zip(self._observations, self.seats, strict=True):
             adapter.env_id += f", agent {seat.agent}"
         self._faults: dict[int, tuple[int, Exception]] = {}

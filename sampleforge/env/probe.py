@@ -86,20 +86,27 @@ class Silent(Exception):
     """The child has written nothing for too long."""
 
 
-def probe(config: EnvConfig, warn: Callable[[str], None] = log.warning) -> EnvSpec:
+def probe(
+    config: EnvConfig,
+    warn: Callable[[str], None] = log.warning,
+    not_closed: Callable[[str], None] | None = None,
+) -> EnvSpec:
     """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
 
     Raises EnvProbeError with the child's traceback, or with its stacks if a row's construction or
     reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. Raises
     MissingMainGuard, which is no error but the end of the program, if the script that calls this
-    would do so again where the child imports it. No process is left in any case. An environment
-    that does not close is no error: ``warn`` is told.
+    would do so again where the child imports it. No process is left in any case. ``warn`` is told
+    what is no error: numbers beyond their bounds, observations of another type than their space's,
+    and, unless ``not_closed`` is there to be told it, a ``close`` that fails.
     """
     spec, closing = None, ""
     try:
         for message in child_messages(config, PROBE):
             if "spec" in message:
                 spec = spec_from_plain(message["spec"])
+                for text in message["warnings"]:
+                    warn(text)
             elif message["closing"]:
                 closing = f"raised {causes(message['closing'])}"
     except EnvFailed as error:
@@ -108,7 +115,7 @@ def probe(config: EnvConfig, warn: Callable[[str], None] = log.warning) -> EnvSp
         closing = error.cause
     assert spec is not None
     if closing:
-        warn(
+        (not_closed or warn)(
             f"{config.env}: its close() {closing}; training goes on, but what the environment has "
             "started may be left behind: correct close()"
         )

@@ -89,10 +89,11 @@ def _imported(function: str) -> Callable[..., dict[str, Any] | None]:
 
 
 def try_two_rows(config: EnvConfig, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The work of the probe: tell the spec of two rows that were tried out, and return what their
-    ``close`` raised."""
-    play = try_out(config)
-    tell({"spec": spec_to_plain(play.vector.spec), "stage": "closed"})
+    """The work of the probe: tell the spec of two rows that were tried out, and what there is to
+    warn of; return what their ``close`` raised."""
+    warnings: list[str] = []
+    play = try_out(config, warnings.append)
+    tell({"spec": spec_to_plain(play.vector.spec), "warnings": warnings, "stage": "closed"})
     return {"closing": close(play)}
 
 
@@ -114,9 +115,10 @@ def _leave_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)  # with what the environment has started
 
 
-def try_out(config: EnvConfig) -> RandomPlay:
+def try_out(config: EnvConfig, warn: Callable[[str], None]) -> RandomPlay:
     """Construct, reset and step two rows with random actions, check every observation, and return
-    them.
+    them. ``warn`` is told, once, of numbers that are beyond the bounds of their Box, and of
+    observations that are converted to the type of their space.
 
     Raises the environment's exceptions, and ConfigError for a bad observation.
     """
@@ -124,12 +126,14 @@ def try_out(config: EnvConfig) -> RandomPlay:
         play = RandomPlay(config, ROWS)
     with stage("reset"):
         play.reset()
-    _check(play)
+    outside = [_check(play)]
     for _ in range(STEPS):
         tell_of_row()  # the time-out begins anew
         with stage("stepped"):
             play.step()
-        _check(play)
+        outside.append(_check(play))
+    for text in (*list(filter(None, outside))[:1], *play.converted()):
+        warn(text)
     return play
 
 
@@ -144,10 +148,12 @@ def close(play: RandomPlay) -> str:
     return ""
 
 
-def _check(play: RandomPlay) -> None:
-    """Raise ConfigError if a value was not finite, or the newest observation is not within its
-    bounds."""
+def _check(play: RandomPlay) -> str | None:
+    """Return in words which of the newest observations is beyond the bounds of its Box, or None.
+    Raises ConfigError if a value was not finite, or is a category that its space does not have."""
     if (value := play.not_finite()) is not None:
         raise ConfigError(f"{value}, but must be finite; correct the environment")
-    if (fault := play.out_of_bounds()) is not None:
-        raise ConfigError(fault)
+    fault = play.out_of_bounds()
+    if fault is not None and fault.category:
+        raise ConfigError(fault.text)
+    return None if fault is None else fault.text

@@ -7,7 +7,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from sampleforge.env.bounds import Bounds
+from sampleforge.env.bounds import Bounds, Outside
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_actions import random_actions
 from sampleforge.env.registry import make_vector
@@ -55,14 +55,18 @@ class RandomPlay:
         events = (seat.guard.first for seat, _ in self.seats)
         return next(filter(None, events), None)
 
-    def out_of_bounds(self) -> str | None:
-        """Return the first value of the newest observations that is outside of its bounds, in
-        words, or None."""
+    def out_of_bounds(self) -> Outside | None:
+        """Return the first value of the newest observations that is outside of its bounds, or
+        None."""
         for (_, out), bounds in zip(self.seats, self._bounds, strict=True):
             fault = bounds.fault(out.obs)
             if fault is not None:
                 return fault
         return None
+
+    def converted(self) -> list[str]:
+        """Return what there is to say of observations that are converted to their space's type."""
+        return [text for seat, _ in self.seats for text in seat.converted.values()]
 
     @property
     def valid_rows(self) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import OrderEnforcing, TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
@@ -134,6 +134,9 @@ def make_vector(
     if config.rescale_actions:
         for seat in vector.seats:
             seat.rescale_actions()
+    if config.clip_observations:
+        for seat in vector.seats:
+            seat.clip_observations()
     if config.decorrelate:
         vector.decorrelate(*place.among_all(num_rows))
     return vector
@@ -292,6 +295,23 @@ def bare(env: Env) -> Env:
     return env
 
 
+def without_checkers(env: Env) -> Env:
+    """Return ``env`` without the wrappers of ``gym.make`` that check each step, which the probe and
+    SyncVector do in their own way: 30% of the steps of CartPole. Other wrappers may be around
+    them."""
+    outer, above = env, None
+    while isinstance(env, gym.Wrapper):
+        below = env.env
+        if not isinstance(env, PassiveEnvChecker | OrderEnforcing):
+            above = env
+        elif above is None:
+            outer = below
+        else:
+            above.env = below
+        env = below
+    return outer
+
+
 def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:
     """Return rows of the vector env that a gymnasium id has registered. Raises ConfigError if it
     has none."""
@@ -422,7 +442,10 @@ def _factory_vector(
         if is_multi_agent(made[0]):
             return ParallelRows(config, make, num_rows, seeds).seats[0]
         return _single_rows(
-            config, lambda row: _checked(config, make(row), gym.Env), num_rows, seeds
+            config,
+            lambda row: without_checkers(_checked(config, make(row), gym.Env)),
+            num_rows,
+            seeds,
         )
     if config.env_backend == "single":
         raise ConfigError(

@@ -126,7 +126,7 @@ class SyncVector(EnvVector):
             has_goals=has_goals(env),
         )
         super().__init__(spec, num_rows)
-        self._observations = ObservationAdapter(spec)
+        self._observations = ObservationAdapter(spec, self.converted)
         self._limits = None if limit is None else np.full(num_rows, limit, np.int64)
         self._rewards: list[Any] = [0.0] * num_rows
         self._terminated: list[Any] = [False] * num_rows

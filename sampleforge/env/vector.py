@@ -24,6 +24,7 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ConvertedActions
+from sampleforge.env.bounds import Bounds
 from sampleforge.env.env_code import env_code
 from sampleforge.env.guard import FiniteGuard
 from sampleforge.spec import EnvSpec, with_action_units
@@ -119,13 +120,22 @@ class EnvVector(ABC):
         backend."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
+        self.converted: dict[str, str] = {}
+        """What there is to say, by the names of the leaves, of observations that are converted to
+        the type of their space."""
         self.guard = FiniteGuard(spec, num_rows)
+        self._within: Bounds | None = None
 
     def rescale_actions(self) -> None:
         """Take Box actions in [-1, 1] from now on and map them to their bounds, if they have any;
         ``spec`` then has the policy's bounds. Call it before the first step."""
         self.spec = with_action_units(self.spec, rescale=True)
         self._adapter = ActionAdapter(self.action_space, self.spec.actions)
+
+    def clip_observations(self) -> None:
+        """From now on, cut numbers of observations that are beyond the bounds of their Box off at
+        the nearest bound. Call it before `reset`."""
+        self._within = Bounds(self)
 
     def take_converted_actions(self) -> None:
         """Take actions in the environment's own form from now on: scaled, clipped and with offsets,
@@ -205,6 +215,9 @@ class EnvVector(ABC):
                 self._complete(out)
                 if not self.guard.passes(out):
                     self._lost += self.guard.mend(out, self._ended, self._restart)
+        if self._within is not None:
+            self._within.cut(out.obs)
+            self._within.cut(out.final_obs or {})
         return self._account(out)
 
     @abstractmethod
@@ -229,6 +242,8 @@ class EnvVector(ABC):
         """Check the first observations of all rows; backends call this at the end of `reset`."""
         self.guard.begin(obs, self._restart)
         self._lost.clear()
+        if self._within is not None:
+            self._within.cut(obs)
 
     def _account(self, out: StepOut) -> list[Episode]:
         """Set ``valid`` and ``first``, update the episode statistics, and return the episodes that

@@ -36,6 +36,7 @@ class VectorWrapper(EnvVector):
     rebuilt = _of_inner("rebuilt")
     fault = _of_inner("fault")
     guard = _of_inner("guard")
+    converted = _of_inner("converted")
 
     def __init__(self, inner: EnvVector) -> None:
         # The state of a step is the inner vector's alone, so that of the base class is not made.
@@ -55,6 +56,9 @@ class VectorWrapper(EnvVector):
 
     def rescale_actions(self) -> None:
         self.inner.rescale_actions()
+
+    def clip_observations(self) -> None:
+        self.inner.clip_observations()
 
     def take_converted_actions(self) -> None:
         self.inner.take_converted_actions()

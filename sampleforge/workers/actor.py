@@ -340,7 +340,7 @@ class ActorWorker(EventDriven):
         if not self._told_of_bounds and (fault := stream.out_of_bounds()) is not None:
             self._told_of_bounds = True
             text = (
-                f"{self.name}, split {split.index}, {fault}, or what the environment returns "
+                f"{self.name}, split {split.index}, {fault.text} "
                 "(`sampleforge check-env` shows how often it happens)"
             )
             send("log", ("warning", text))

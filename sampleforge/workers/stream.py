@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sampleforge.data.kept_episodes import KeptEpisodes
 from sampleforge.data.rollout_queue import Rollout, RolloutSender
-from sampleforge.env.bounds import Bounds
+from sampleforge.env.bounds import Bounds, Outside
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.models.normaliser import FAR, MANY_NUMBERS, WARM_UP
 from sampleforge.ops.far_values import FarFromMean, TypicalSize, bound_rewards
@@ -267,9 +267,9 @@ class Stream:
         output = bad_outputs[rows[0]]
         return steps, f"row {rows[0]}: the policy's {output} is not finite for a finite observation"
 
-    def out_of_bounds(self) -> str | None:
+    def out_of_bounds(self) -> Outside | None:
         """Return the first observation of the complete rollout that is outside of what its space
-        declares, in words; None if there is none. Not looked at: stacks, which are stored apart,
+        declares; None if there is none. Not looked at: stacks, which are stored apart,
         and rows in which values were zeroed because they were not finite."""
         if self.env.guard.first:
             return None

@@ -95,7 +95,7 @@ def test_a_factory_that_raises_or_sleeps_ends_the_command_at_once(
     ("kwargs", "cause"),
     [
         (["where=step", "every=5", "length=50"], "ValueError: deliberate: step raises"),
-        (["wrong=dtype", "after=5", "length=50"], "must be float32 of shape (4,)"),
+        (["wrong=shape", "after=5", "length=50"], "must be float32 of shape (4,)"),
     ],
 )
 def test_an_env_that_fails_later_ends_the_run_with_its_traceback(

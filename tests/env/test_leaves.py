@@ -7,6 +7,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from sampleforge.config import ConfigError
@@ -89,6 +90,12 @@ def test_leaves_that_would_be_lost_are_refused_by_name(space: Any, words: list[s
         (spaces.Box(0, 9, (), np.uint8), np.int64(7), 7),
         (spaces.Box(0, 9, (2,), np.int64), [3, 4], [3, 4]),
         (spaces.Box(0, 9, (2,), np.uint8), [3, 4.0], [3, 4]),
+        (BOX, np.array([0.5, 1, 0]), [0.5, 1, 0]),
+        (BOX, np.array([1, -1, 0]), [1, -1, 0]),
+        (BOX, torch.tensor([1, -1, 0]), [1, -1, 0]),
+        (spaces.Box(0, 9, (2,), np.uint8), np.array([1, 2]), [1, 2]),
+        (spaces.Box(-1, 1, (1,), np.float32), 0.5, [0.5]),
+        (spaces.Discrete(3), np.array([2]), 2),
     ],
     ids=str,
 )
@@ -99,14 +106,15 @@ def test_what_a_space_contains_is_taken(space: Any, value: Any, expected: Any) -
 @pytest.mark.parametrize(
     ("space", "value", "got"),
     [
-        (BOX, np.zeros(3, np.float64), "float64 of shape (3,)"),
+        (BOX, np.zeros(3, np.complex64), "complex64 of shape (3,)"),
+        (BOX, torch.zeros(3, requires_grad=True), "Tensor tensor([0., 0., 0."),
         (BOX, np.zeros(4, np.float32), "float32 of shape (4,)"),
         (BOX, None, "NoneType None"),
         (BOX, "abc", "str 'abc'"),
         (spaces.Discrete(3), 0.5, "float 0.5"),
         (spaces.Box(0, 9, (2,), np.int64), [1.5, 2], "list [1.5, 2]"),
         (spaces.Box(0, 255, (2,), np.uint8), [256, 2], "list [256, 2]"),
-        (spaces.Box(0, 9, (2,), np.uint8), np.array([1, 2]), "int64 of shape (2,)"),
+        (spaces.Box(0, 9, (2,), np.uint8), np.array([1, 256]), "int64 of shape (2,)"),
         (spaces.Box(0, 9, (), np.uint8), np.float64(0.5), "float64 of shape ()"),
         (spaces.MultiBinary(2), np.array([0.5, 1.0]), "float64 of shape (2,)"),
     ],
@@ -115,3 +123,16 @@ def test_what_would_have_to_be_changed_is_refused(space: Any, value: Any, got: s
     with pytest.raises(ConfigError, match="row 0: observation leaf 'obs' must be") as refusal:
         written(space, value)
     assert got in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(np.float64, "given as float64, and converted to float32"), (np.float16, ""), (np.uint8, "")],
+)
+def test_a_type_by_which_numbers_may_be_rounded_is_noted(given: Any, said: str) -> None:
+    notes: dict[str, str] = {}
+    adapter, out = ObservationAdapter(spec(BOX), notes), {OBSERVATION: np.zeros((1, 3), "f4")}
+    for _ in range(2):
+        adapter.write(0, np.ones(3, given), {}, out)
+    assert list(notes) == [OBSERVATION] * bool(said)
+    assert said in notes.get(OBSERVATION, "")

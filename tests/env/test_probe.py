@@ -55,15 +55,37 @@ def test_the_spec_is_the_one_of_the_rows(name: str) -> None:
             {"where": "step", "every": 1},
             r"(?s)Traceback.*ValueError: deliberate: step raises\n.*first of 4 errors in a row",
         ),
-        ("WrongDtypeEnv", {}, r"row 0: .*float32 of shape \(4,\).*gave float64"),
+        ("WrongDtypeEnv", {"wrong": "shape"}, r"row 0: .*float32 of shape \(4,\).*gave .*\(3,\)"),
         ("WrongDtypeEnv", {"wrong": "nan"}, "row 0: observation leaf 'obs' holds nan"),
-        ("WrongDtypeEnv", {"wrong": "bounds"}, r"row 0: .*must be in \[-1000, 1000\] at \[0\]"),
+        (
+            f"{__name__}:wrong_category",
+            {},
+            r"row 0: .*must be in \[0, 2\] at \[\], .* is 3; correct",
+        ),
         (f"{__name__}:dies", {}, "ended its process in the probe, with signal SIGSEGV"),
     ],
 )
 def test_a_bad_environment_is_an_error_message(name: str, kwargs: Any, message: str) -> None:
     with pytest.raises(EnvProbeError, match=message):
         probe(config(name, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "warning"),
+    [
+        (
+            {"wrong": "bounds"},
+            r"row 0: .*must be in \[-1000, 1000\] at \[0\].*--clip-observations$",
+        ),
+        ({"wrong": "dtype"}, "leaf 'obs' is given as float64, and converted to float32"),
+        ({"wrong": "shape", "after": 9}, ""),
+    ],
+)
+def test_what_training_can_work_with_is_a_warning(kwargs: Any, warning: str) -> None:
+    told = list[str]()
+    assert probe(config("WrongDtypeEnv", **kwargs), told.append).observations["obs"].shape == (4,)
+    assert len(told) == bool(warning)
+    assert not told or re.search(warning, told[0])
 
 
 @pytest.mark.parametrize("raises", ["ValueError", "SystemExit", "KeyboardInterrupt"])
@@ -246,8 +268,9 @@ def test_the_check_of_a_large_observation_takes_little_memory_and_time() -> None
 def test_one_element_outside_of_its_bounds_is_found_in_a_large_observation() -> None:
     size = 1_000_000
     where = rf"row 0: .* must be in \[1, 5\] at \[{size - 1}\], .* but is 7; correct the space"
-    with pytest.raises(EnvProbeError, match=where):
-        probe(config(f"{__name__}:LargeEnv", size=size, wrong=2))
+    told = list[str]()
+    probe(config(f"{__name__}:LargeEnv", size=size, wrong=2), told.append)
+    assert len(told) == 1 and re.search(where, told[0])
 
 
 @pytest.mark.parametrize(
@@ -269,9 +292,14 @@ def test_categories_that_a_space_does_not_have_are_out_of_bounds(
     vector.recv(out)
     vector.close()
     found = bounds.fault(out.obs)
-    assert found is not None and re.search(f"^Looks, row 0: .*{message}", found)
+    assert found is not None and re.search(f"^Looks, row 0: .*{message}", found.text)
+    assert found.category
     rollout = {name: np.stack([leaf] * 3) for name, leaf in out.obs.items()}
     assert bounds.fault_of_rollout(rollout) == found
+
+
+def wrong_category() -> LooksEnv:
+    return LooksEnv(spaces.Discrete(3), 3)
 
 
 class LooksEnv(gym.Env[Any, Any]):

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from gymnasium.wrappers import ClipReward, RecordEpisodeStatistics
 
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
@@ -107,6 +108,22 @@ def test_a_wrong_name_is_answered_with_the_right_one(
         monkeypatch.delitem(gym.registry, name, raising=False)
     with pytest.raises((ConfigError, TypeError), match=message):
         vector(name)
+
+
+def wrapped_cartpole() -> gym.Env[Any, Any]:
+    return ClipReward(RecordEpisodeStatistics(gym.make("CartPole-v1")), -2, 2)
+
+
+def test_a_factory_keeps_its_wrappers_but_not_the_checks_of_each_step() -> None:
+    envs = vector(f"{__name__}:wrapped_cartpole")
+    names, env = [], envs.row_env(0)
+    while isinstance(env, gym.Wrapper):
+        names.append(type(env).__name__)
+        env = env.env
+    assert names == ["ClipReward", "RecordEpisodeStatistics", "TimeLimit"]
+    assert envs.spec.max_episode_steps == 500
+    envs.close()
+    assert registry.without_checkers(gym.make("CartPole-v1")).unwrapped.spec is not None
 
 
 def test_keyword_arguments_may_be_lists() -> None:

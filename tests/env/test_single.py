@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -100,14 +99,29 @@ def test_too_many_faults_in_a_row_raise_the_first() -> None:
     assert RaisingEnv.made == 4
 
 
-@pytest.mark.parametrize(
-    ("wrong", "got"), [("dtype", "float64 of shape (4,)"), ("shape", "float32 of shape (3,)")]
-)
-def test_the_adapter_refuses_wrong_observations(wrong: str, got: str) -> None:
-    vector = make("WrongDtypeEnv", wrong=wrong, after=3, length=9)
-    message = f"{FAKES}:WrongDtypeEnv, row 0: .* must be float32 of shape (4,), .* gave {got}"
-    with pytest.raises(ConfigError, match=re.escape(message).replace(r"\.\*", ".*")):
+def test_the_adapter_refuses_observations_of_another_shape() -> None:
+    vector = make("WrongDtypeEnv", wrong="shape", after=3, length=9)
+    message = (
+        r"WrongDtypeEnv, row 0: .* must be float32 of shape \(4,\), .* gave float32 of shape \(3,\)"
+    )
+    with pytest.raises(ConfigError, match=message):
         play(vector, 5)
+
+
+def test_numbers_beyond_their_bounds_are_cut_off_at_them_on_demand() -> None:
+    config = EnvConfig(
+        env=f"{FAKES}:WrongDtypeEnv",
+        env_kwargs={"wrong": "bounds", "length": 3},
+        clip_observations=True,
+    )
+    vector = make_vector(config, 2, [0, 1])
+    out = buffers(vector.spec, 2)
+    vector.reset(out.obs)
+    for _ in range(8):  # with resets
+        assert (out.obs["obs"] == 1000).all()
+        vector.send({"action": np.zeros(2, np.int64)})
+        vector.recv(out)
+    vector.close()
 
 
 @pytest.mark.parametrize("where", ["info", "obs"])

@@ -264,7 +264,7 @@ def test_an_environment_without_possible_agents_is_refused() -> None:
         ("info", [{}, {}, {}], "all 3 rows: the info of a step must be a dict"),
         (MASK, np.ones((3, 3)), "this VectorEnv has its masks in info['action_mask']"),
         ("obs", np.zeros((1, 4), np.float32), "'obs' must be float32 of shape (3, 4)"),
-        ("obs", np.zeros((3, 4)), "float32 of shape (3, 4), as its single_observation_space"),
+        ("obs", np.zeros((3, 5)), "float32 of shape (3, 4), as its single_observation_space"),
         ("obs", None, "but the environment gave NoneType None"),
     ],
     ids=repr,

@@ -48,7 +48,7 @@ def test_an_observation_outside_its_bounds_is_a_warning_with_env_row_and_remedy(
     if wrong:
         assert said[0].startswith("actor 0, split 0, tests.support.envs:WrongDtypeEnv, row ")
         assert "observation leaf 'obs' must be in [-1000, 1000] at [0]" in said[0]
-        assert "correct the space, or what the environment returns" in said[0]
+        assert "correct the space or what the environment returns" in said[0]
         assert "`sampleforge check-env`" in said[0]
 
 

@@ -35,7 +35,7 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProg
     yield CheckProgress(0.0, "the probe")
     began, not_closed = monotonic(), list[str]()
     try:
-        spec = probe(config, not_closed.append)
+        spec = probe(config, lambda text: None, not_closed.append)  # the play finds the rest
     except EnvProbeError as error:
         yield _failed("start", "in the probe, with which every training begins,", error)
         return

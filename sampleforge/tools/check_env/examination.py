@@ -105,7 +105,7 @@ class Examination:
         rss = self._rss(self._children())
         self._close(play)
         self._give(*verdicts.observations(spec, played), *verdicts.encoded(spec, played))
-        self._give(verdicts.bounds(played))
+        self._give(verdicts.bounds(played), *verdicts.converted(play.converted()))
         self._give(verdicts.finite(played), verdicts.exceptions(played), *verdicts.actions(spec))
         seats = [seat for seat, _ in play.seats if isinstance(seat, SeatVector)]
         self._give(verdicts.agents(seat.agent for seat in seats if seat.stayed))

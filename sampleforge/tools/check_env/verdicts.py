@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sampleforge.encoding import encodings, lines
+from sampleforge.env.bounds import Outside
 from sampleforge.runtime.causes import causes
 from sampleforge.runtime.growth import Growth
 from sampleforge.runtime.machine import human_bytes
@@ -110,7 +111,7 @@ class Played:
     ``steps`` and ``resets``: the times of steps, and of resets (``resets_apart``; else those of the
     steps that contain a reset). ``cpu``: processor times of this process in them;
     ``children_cpu_s``: of the environment's own processes; ``waits``: how often the process slept.
-    ``out_of_bounds``, ``not_finite``: the first such value in words, and how many steps had one.
+    ``out_of_bounds``, ``not_finite``: the first such value, and how many steps had one.
     ``errors``: how often the environment raised; ``traceback``: the first time. ``failure``: what
     has ended the play early. ``masks``: how many masks were seen, ``mask_open``: how many of them
     allowed every action, ``mask_allowed``: the sum of the fractions that they allowed.
@@ -125,7 +126,7 @@ class Played:
     children_cpu_s: float = 0.0
     waits: int = 0
     leaves: dict[str, LeafSeen] = field(default_factory=dict)
-    out_of_bounds: tuple[str, int] | None = None
+    out_of_bounds: tuple[Outside, int] | None = None
     not_finite: tuple[str, int] | None = None
     errors: int = 0
     traceback: str = ""
@@ -212,12 +213,19 @@ def encoded(spec: EnvSpec, played: Played) -> Iterator[Finding]:
 def bounds(played: Played) -> Finding:
     """Judge whether observations stay within their declared bounds."""
     if played.out_of_bounds is not None:
-        text, count = played.out_of_bounds
-        fault, _, remedy = text.rpartition("; ")
-        return Finding(
-            "error", "bounds", f"{fault} ({_share(count, played.env_steps)} of the steps)", remedy
-        )
+        outside, count = played.out_of_bounds
+        fault, _, remedy = outside.text.rpartition("; ")
+        text = f"{fault} ({_share(count, played.env_steps)} of the steps)"
+        return Finding("error" if outside.category else "warning", "bounds", text, remedy)
     return Finding("ok", "bounds", f"kept by all values of {played.env_steps:,} env steps")
+
+
+def converted(notes: Iterable[str]) -> Iterator[Finding]:
+    """Judge observations of another type than their space's."""
+    for text in notes:
+        yield Finding(
+            "warning", "types", text, "return that type, or declare the one that is given"
+        )
 
 
 def finite(played: Played) -> Finding:
