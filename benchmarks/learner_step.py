@@ -32,7 +32,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.runtime.heap import keep_freed_memory
+from sampleforge.runtime.processes import keep_freed_memory
 from sampleforge.topologies.config import AppoConfig
 from tests.support.literal_ppo import LiteralLoss
 from tests.support.pairings import seeded_model

@@ -35,7 +35,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.builders import initial_weights, make_learner
 from sampleforge.topologies.starts import ResumePoint

@@ -28,7 +28,7 @@ from sampleforge.models.registry import resolve_encoder
 from sampleforge.run.folder.checkpoint import CheckpointStore, load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
-from sampleforge.runtime.torch_defaults import usual_torch
+from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.topologies.config_classes import config_class, names_code

@@ -24,9 +24,9 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.screen.screen import in_notebook
 from sampleforge.run.session import Session
+from sampleforge.runtime.config import StopCondition
 from sampleforge.runtime.interrupts import DeferredInterrupt
-from sampleforge.runtime.stop_condition import StopCondition
-from sampleforge.runtime.torch_defaults import usual_torch
+from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
@@ -302,9 +302,9 @@ class Trainer:
         Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
         ValueError if it is of another model, and CheckpointError if it is damaged.
         """
+        from sampleforge.newest_policies import fitting_weights, load_into, with_given
         from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors
         from sampleforge.run.folder.run_folder import RunFolder
-        from sampleforge.run.loading import fitting_weights, load_into, with_given
 
         session, folder = self._learning(), RunFolder.existing(path)
         if folder.algo != self._config.algo:
@@ -422,7 +422,7 @@ class Trainer:
         Raises ValueError, before anything changes, for weights that are not those of the model or
         not finite.
         """
-        from sampleforge.run.loading import fitting_weights, load_into
+        from sampleforge.newest_policies import fitting_weights, load_into
 
         session, newest = self._learning(), self._newest()
         group = newest.group(policy)

@@ -17,8 +17,8 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sampleforge.config import ConfigError, to_plain
+from sampleforge.peers.boards import StoreBoard
 from sampleforge.peers.group import RankGroup, RankLost
-from sampleforge.peers.progress_board import StoreBoard
 from sampleforge.peers.rendezvous import StartupRendezvous, own_address, peer_mismatch
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.trust_flags import TrustFlags
+from sampleforge.cli.play_flags import TrustFlags
 from sampleforge.config import ConfigError, check_range
 from sampleforge.run.folder.files import to_json
 

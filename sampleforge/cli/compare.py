@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from sampleforge.cli.flags import parse
-from sampleforge.cli.key_values import KEY_VALUES, Scalar
+from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
 from sampleforge.cli.plot import check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
 from sampleforge.run.folder.files import to_json, write_atomically

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.trust_flags import TrustFlags
+from sampleforge.cli.play_flags import TrustFlags
 from sampleforge.config import check_range
 from sampleforge.run.folder.files import to_json
 

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sampleforge.cli.flags import parse
-from sampleforge.cli.jobs import JobsFlags
-from sampleforge.cli.key_values import KEY_VALUES, Scalar
+from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
+from sampleforge.cli.sweep import JobsFlags
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range, typed
 from sampleforge.run.folder.files import to_json

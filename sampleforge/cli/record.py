@@ -28,8 +28,8 @@ def run(args: Sequence[str]) -> int:
     """Record, and print the result as one JSON object in the last line. Raises ConfigError."""
     text = "Play episodes with a trained policy and write them into a dataset in Minari's format."
     flags = parse(RecordFlags, args, "sampleforge record", text)
+    from sampleforge.evaluation import PlayRecorder
     from sampleforge.loaded_policy import read_config
-    from sampleforge.recorded_play import PlayRecorder
     from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.run.folder.run_folder import RunFolder
 

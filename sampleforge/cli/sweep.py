@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from sampleforge.cli.flags import parse
-from sampleforge.cli.jobs import JobsFlags
+from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
 from sampleforge.run.folder.files import to_json
+from sampleforge.tools.jobs.jobs import JobsConfig
 
 if TYPE_CHECKING:
     from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.sweep.spec import SweepSpec
     from sampleforge.tools.sweep.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class JobsFlags(JobsConfig):
+    """The flags of jobs; the values of --slurm are typed as KEY=VALUE."""
+
+    slurm: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
+    """With --launcher slurm: options of sbatch, such as partition=gpu cpus_per_task=8
+    gpus_per_node=1 time=600 (minutes)."""
 
 
 @dataclass(frozen=True, kw_only=True)

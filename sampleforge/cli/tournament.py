@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
+from sampleforge.cli.play_flags import TrustFlags
 from sampleforge.cli.plot import check_out
-from sampleforge.cli.trust_flags import TrustFlags
 from sampleforge.config import ConfigError, check_range
 from sampleforge.run.folder.files import to_json
 

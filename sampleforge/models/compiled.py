@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.runtime.threads import without_tqdm_monitor
+from sampleforge.runtime.torch_settings import without_tqdm_monitor
 
 
 def compile_passes(model: ActorCritic) -> None:

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.populations.exploit import EXPLOIT_RULES, ExploitRule, Value
-from sampleforge.populations.explore import ExploreRule, explore_rule, first_values
+from sampleforge.populations.rounds import (
+    EXPLOIT_RULES,
+    ExploitRule,
+    ExploreRule,
+    Value,
+    explore_rule,
+    first_values,
+)
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
 from sampleforge.topologies.registry import pairing

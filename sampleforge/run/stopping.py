@@ -9,7 +9,7 @@ from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.env.games import OF_TYPE
 from sampleforge.run.callback import Callback, adds_metrics
 from sampleforge.run.reports.metrics import GROUPS, OTHERS, PREFIX, group_of
-from sampleforge.runtime.stop_condition import StopCondition
+from sampleforge.runtime.config import StopCondition
 from sampleforge.shared.records import Evaluation
 from sampleforge.workers.metrics import CUSTOM
 

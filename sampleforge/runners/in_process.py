@@ -16,11 +16,11 @@ import setproctitle
 
 from sampleforge.env.closing import CLOSE_S, in_time
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.peers.boards import StoreBoard
 from sampleforge.peers.group import RankLost
-from sampleforge.peers.progress_board import StoreBoard
 from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.runners.base import Runner, RunnerContext
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.runtime.watch import Watch
 from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node

@@ -21,7 +21,7 @@ import numpy as np
 from sampleforge.runners.base import RunnerContext, WorkerDied
 from sampleforge.runners.events import EventReader
 from sampleforge.runners.silence import START_S, StoppedWorkers, Unanswered
-from sampleforge.runtime.open_files import check_workers
+from sampleforge.runtime.limits import check_workers
 from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from sampleforge.env.closing import CLOSE_S, in_time
 from sampleforge.runners.base import WorkerDied
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.events import Event, Kind, send_through_in_thread
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import close

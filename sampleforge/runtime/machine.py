@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime.cgroup import cgroup_memory_free
+from sampleforge.runtime.limits import cgroup_memory_free
 from sampleforge.runtime.processes import available_cores, number_gpus_by_bus
 
 
@@ -117,7 +117,7 @@ def has_bf16(device: str) -> bool:
 
 def shared_memory_free() -> int | None:
     """Return the bytes of shared memory that can be had now: what is available to this process, its
-    container or control group (see `sampleforge.runtime.cgroup`). None where the system keeps
+    container or control group (see `sampleforge.runtime.limits`). None where the system keeps
     shared memory in a place of its own."""
     if sys.platform != "linux":
         return None

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime.limits import no_more_open_files, too_many_open_files
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
-from sampleforge.runtime.open_files import no_more_open_files, too_many_open_files
 
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 """Array name -> (shape, numpy dtype name)."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from sampleforge.run.folder.versions import git_commit, installed_version
-from sampleforge.runtime.cgroup import cgroup_cpu_quota, cgroup_memory_limit
+from sampleforge.runtime.limits import cgroup_cpu_quota, cgroup_memory_limit
 from sampleforge.runtime.machine import bf16_instructions, lacking
 from sampleforge.version import __version__
 

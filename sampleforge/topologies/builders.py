@@ -21,7 +21,7 @@ from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Tensors
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.runtime.torch_defaults import usual_torch
+from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.newest import SharedWeights

@@ -14,8 +14,8 @@ from sampleforge.algorithms.captured import CudaGraphs
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.learning import Tensors
 from sampleforge.models.compiled import compile_passes
+from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import join_solo
-from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.newest import StateSnapshot

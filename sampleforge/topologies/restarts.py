@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sampleforge.peers.group_epoch import GroupEpoch
+from sampleforge.peers.boards import GroupEpoch
 from sampleforge.shared.counters import RestartBudget
 
 

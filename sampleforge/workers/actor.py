@@ -12,7 +12,7 @@ import numpy as np
 from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.events import send
 from sampleforge.shared.records import Episodes

@@ -15,7 +15,7 @@ from sampleforge.algorithms.learning import Learner
 from sampleforge.ops.running_stats import alone
 from sampleforge.rollouts.batch_source import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.staging import begin_on

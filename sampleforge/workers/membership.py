@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter, sleep
 
+from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import RankGroup, RankLost
-from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Counters
 from sampleforge.workers.worker import StopFlag
 

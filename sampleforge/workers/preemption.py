@@ -7,7 +7,7 @@ import math
 from enum import IntEnum
 from time import perf_counter
 
-from sampleforge.peers.progress_board import Board
+from sampleforge.peers.boards import Board
 
 STALE = 0.05
 """Largest ratio of the board's latency to the duration of a round at which an early rank goes on

@@ -14,7 +14,7 @@ import yaml
 
 from sampleforge import presets
 from sampleforge.cli import VERBS, main
-from sampleforge.cli.key_values import key_values
+from sampleforge.cli.flags import key_values
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, to_plain, typed
 from sampleforge.topologies.config import ALGOS, AppoConfig

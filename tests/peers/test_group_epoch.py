@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sampleforge.peers.group_epoch import GroupEpoch
+from sampleforge.peers.boards import GroupEpoch
 from tests.support.kills import (
     Publication,
     check_killed_writers,

@@ -15,8 +15,7 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations import lineage
-from sampleforge.populations.exploit import ExploitRule
-from sampleforge.populations.explore import ExploreRule, Parameter
+from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.populations.schedule import SCHEDULE_FILE, read_schedule, schedule_of_round
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.tools.population.across_runs import Population, PopulationSettings

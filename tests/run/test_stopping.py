@@ -15,7 +15,7 @@ from sampleforge.config import ConfigError
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.run.stopping import check_metric
-from sampleforge.runtime.stop_condition import StopCondition
+from sampleforge.runtime.config import StopCondition
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 
 SMALL: dict[str, Any] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime.config import RunConfig
-from sampleforge.runtime.stop_condition import StopCondition
+from sampleforge.runtime.config import RunConfig, StopCondition
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.populations.exploit import EXPLOIT_RULES, Member, exploit
-from sampleforge.populations.explore import explore, explore_rule
+from sampleforge.populations.rounds import EXPLOIT_RULES, Member, exploit, explore, explore_rule
 
 Event = dict[str, Any]
 

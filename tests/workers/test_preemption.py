@@ -8,7 +8,7 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.models.config import ModelConfig
-from sampleforge.peers.progress_board import RolloutBoard
+from sampleforge.peers.boards import RolloutBoard
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import length
 from sampleforge.run.reports.metrics import read_metrics

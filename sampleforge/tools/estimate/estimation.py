@@ -22,7 +22,7 @@ from sampleforge.models.registry import resolve_encoder
 from sampleforge.ops.distributions import action_layout
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.tools.estimate.action_probabilities import action_probabilities
 from sampleforge.tools.estimate.estimates import (
     LEAST_EFFECTIVE,

@@ -27,7 +27,7 @@ from sampleforge.models.trunk import Trunk
 from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.onnx_policy import INSTALL, METADATA_KEY, OnnxSession
-from sampleforge.runtime.threads import without_tqdm_monitor
+from sampleforge.runtime.torch_settings import without_tqdm_monitor
 from sampleforge.tools.export.program import OBSERVATIONS, Columns, PolicyProgram, max_error
 from sampleforge.version import __version__
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sampleforge.config import ConfigError, difference
-from sampleforge.populations.explore import Bounds, first_values
+from sampleforge.populations.rounds import Bounds, first_values
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
 from sampleforge.run.folder.files import to_json, write_json
 from sampleforge.run.folder.lock import POPULATION

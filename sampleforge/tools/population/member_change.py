@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from sampleforge.populations import rounds
-from sampleforge.populations.exploit import ExploitRule, Member
-from sampleforge.populations.explore import ExploreRule
 from sampleforge.populations.lineage import position
-from sampleforge.populations.rounds import MemberChange
+from sampleforge.populations.rounds import ExploitRule, ExploreRule, Member, MemberChange
 from sampleforge.run.folder.checkpoint import Checkpoint
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.tools.population.published import Published

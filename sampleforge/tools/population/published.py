@@ -29,7 +29,7 @@ from typing import Any
 
 from sampleforge.config import from_plain
 from sampleforge.populations import lineage
-from sampleforge.populations.exploit import Member
+from sampleforge.populations.rounds import Member
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, decode
 from sampleforge.run.folder.files import TEMPORARY_SUFFIX, write_json
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from sampleforge.populations.explore import PERTURBED
+from sampleforge.populations.rounds import PERTURBED
 from sampleforge.tools.population.across_runs import MemberStatus, Population
 
 SHOWN = 5

@@ -27,7 +27,7 @@ from sampleforge.populations.self_play import load_snapshots
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, imports_code
 from sampleforge.run.screen.progress import short
-from sampleforge.runtime.threads import limit_threads
+from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.tools.plots.win_rates import WinRates
 from sampleforge.tools.tournament.games import GamePlayer, PlayedGame, round_robin

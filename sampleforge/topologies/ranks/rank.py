@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from sampleforge.data.rollout_queue import RolloutQueue, sender
+from sampleforge.peers.boards import Board, GroupEpoch
 from sampleforge.peers.group import Rendezvous
-from sampleforge.peers.group_epoch import GroupEpoch
-from sampleforge.peers.progress_board import Board
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
-from sampleforge.peers.group_epoch import GroupEpoch
-from sampleforge.peers.progress_board import StoreBoard
+from sampleforge.peers.boards import GroupEpoch, StoreBoard
 from sampleforge.peers.rendezvous import StartupRendezvous, WorldRendezvous
 from sampleforge.peers.torch_group import Backend
 from sampleforge.runtime.torchrun import World

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
-from sampleforge.peers.group_epoch import GroupEpoch
-from sampleforge.peers.progress_board import RolloutBoard
+from sampleforge.peers.boards import GroupEpoch, RolloutBoard
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.newest import StateSnapshot

@@ -15,8 +15,7 @@ import pytest
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.populations import lineage
-from sampleforge.populations.exploit import ExploitRule
-from sampleforge.populations.explore import ExploreRule, Parameter
+from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.tools.jobs.jobs import LaunchFailed, Work
 from sampleforge.tools.jobs.training_job import Outcome, read_outcome, write_outcome

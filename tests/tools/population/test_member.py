@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from sampleforge.populations import lineage
-from sampleforge.populations.exploit import ExploitRule
-from sampleforge.populations.explore import ExploreRule, Parameter
-from sampleforge.populations.rounds import MemberChange
+from sampleforge.populations.rounds import ExploitRule, ExploreRule, MemberChange, Parameter
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.tools.population.member import MemberJob, MemberRun
 from sampleforge.tools.population.member_change import (

@@ -16,8 +16,8 @@ from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.experience import Share
 from sampleforge.api import train
 from sampleforge.config import ConfigError
+from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import RankGroup
-from sampleforge.peers.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
 from sampleforge.run.reports.metrics import read_metrics

@@ -1,8 +1,8 @@
-"""Perturbations and first values of hyperparameters."""
+"""The decisions of a population: who copies whom, and how hyperparameters are perturbed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,185 @@ from sampleforge.algorithms.hyperparameters import (
     values,
 )
 from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.populations.exploit import VARIANTS, Value, Variant
-from sampleforge.populations.explore import (
+from sampleforge.populations.rounds import (
+    EXPLOIT_RULES,
     KNOWN,
+    VARIANTS,
+    ExploitRule,
     ExploreRule,
+    Member,
     Parameter,
+    Value,
+    Variant,
     draw,
+    exceeds_gap,
+    exploit,
     explore,
     explore_rule,
+    exploring,
     first_values,
+    ranking,
 )
+
+GAPLESS = {
+    name: replace(rule, relative_gap=0.0, absolute_gap=0.0, deviation_gap=0.0)
+    for name, rule in EXPLOIT_RULES.items()
+}
+
+
+def population(objectives: Sequence[float | None]) -> list[Member]:
+    return [Member(str(i), objective) for i, objective in enumerate(objectives)]
+
+
+def some_populations(rng: np.random.Generator) -> Iterator[list[Member]]:
+    """Populations of up to 40 members with returns of either sign, some without an objective."""
+    for _ in range(300):
+        size, scale = int(rng.integers(1, 41)), 10.0 ** rng.integers(-3, 4)
+        shift = scale * rng.choice([-3.0, 0.0, 3.0])
+        objectives = (rng.normal(size=size) * scale + shift).tolist()
+        missing = rng.random(size) < rng.choice([0.0, 0.3])
+        yield population([None if gone else o for o, gone in zip(objectives, missing, strict=True)])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_worst_copy_from_the_best_in_the_fractions_of_the_variant(variant: Variant) -> None:
+    rng, rule = np.random.default_rng(1), GAPLESS[variant]
+    for members in some_populations(rng):
+        ranked = ranking(members)
+        replaced = exploit(members, rule, rng)
+        half = len(ranked) // 2
+        worst = {m.id for m in ranked[len(ranked) - min(half, up(rule.replaced * len(ranked))) :]}
+        best = {m.id for m in ranked[: min(half, up(rule.donors * len(ranked)))]}
+        assert set(replaced) == (worst if len(ranked) > 1 else set())
+        assert set(replaced.values()) <= best
+        assert not set(replaced) & set(replaced.values())
+
+
+def up(number: float) -> int:
+    """The next whole number, to an accuracy of 1e-9."""
+    return int(np.ceil(number - 1e-9))
+
+
+@pytest.mark.parametrize(
+    ("variant", "members", "replaced"),
+    [
+        *(("sample-factory", n, k) for n, k in ((1, 0), (2, 1), (3, 1), (4, 2), (8, 3), (10, 3))),
+        *(("dexpbt", n, k) for n, k in ((1, 0), (2, 1), (4, 1), (8, 1), (9, 2), (16, 2))),
+        *(("truncation", n, k) for n, k in ((2, 1), (4, 1), (8, 2), (20, 5))),
+    ],
+)
+def test_the_number_of_replaced_members(variant: Variant, members: int, replaced: int) -> None:
+    whole = population([float(i) for i in range(members)])
+    found = exploit(whole, GAPLESS[variant], np.random.default_rng(1))
+    assert sorted(map(int, found)) == list(range(replaced))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_reference_is_neither_replaced_nor_perturbed_but_may_be_copied(variant: Variant) -> None:
+    rng = np.random.default_rng(2)
+    copied = 0
+    for members in some_populations(rng):
+        for reference in (members[0].id, members[-1].id):
+            rule = replace(GAPLESS[variant], reference=reference)
+            replaced = exploit(members, rule, rng)
+            assert reference not in replaced
+            assert reference not in exploring(members, replaced, rule)
+            copied += reference in replaced.values()
+    assert copied > 20
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_an_objective_or_a_snapshot_of_its_own_no_member_takes_part(
+    variant: Variant,
+) -> None:
+    rng, rule = np.random.default_rng(3), GAPLESS[variant]
+    for members in some_populations(rng):
+        has = rng.random(len(members)) < 0.5
+        members = [replace(m, has_snapshot=bool(h)) for m, h in zip(members, has, strict=True)]
+        by_id = {m.id: m for m in members}
+        replaced = exploit(members, rule, rng)
+        for member, donor in replaced.items():
+            assert by_id[member].objective is not None, "it may have just been replaced"
+            assert by_id[donor].objective is not None and by_id[donor].has_snapshot
+        unrated = {m.id for m in members if m.objective is None}
+        assert not unrated & set(exploring(members, replaced, rule))
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), float("inf"), -float("inf")])
+def test_an_objective_that_is_not_finite_is_none(wrong: float | None) -> None:
+    members = population([1.0, wrong, 5.0, wrong])
+    rule = EXPLOIT_RULES["truncation"]
+    assert exploit(members, rule, np.random.default_rng(1)) == {"0": "2"}
+    assert exploit(population([wrong] * 4), rule, np.random.default_rng(1)) == {}
+    assert exploit([], rule, np.random.default_rng(1)) == {}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize(
+    ("donor", "member", "exceeds"),
+    [(100, 89, True), (100, 91, False), (-89, -100, True), (-91, -100, False), (5, -5, True)],
+)
+def test_relative_gaps_are_the_same_for_either_sign_and_any_unit(
+    donor: float, member: float, exceeds: bool, scale: float
+) -> None:
+    """With Sample Factory's own rule, a member of return -100 would be replaced by one of -99."""
+    rule = replace(EXPLOIT_RULES["sample-factory"], absolute_gap=0.0)
+    assert exceeds_gap(scale * donor, scale * member, rule, 0.0) == exceeds
+    assert not exceeds_gap(scale * member, scale * donor, rule, 0.0)
+
+
+def test_gaps_are_the_same_for_negated_pairs() -> None:
+    rng, rule = np.random.default_rng(4), EXPLOIT_RULES["sample-factory"]
+    for a, b in rng.normal(size=(1000, 2)).tolist():
+        assert exceeds_gap(a, b, rule, 0.0) == exceeds_gap(-b, -a, rule, 0.0)
+
+
+def test_every_gap_must_be_exceeded() -> None:
+    members = population([0.0, 10.0, 10.5, 11.0])  # standard deviation 4.56
+    rng = np.random.default_rng(1)
+    assert exploit(members, ExploitRule(0.25, 0.25), rng) == {"0": "3"}
+    assert exploit(members, ExploitRule(0.25, 0.25, relative_gap=0.99), rng) == {"0": "3"}
+    assert exploit(members, ExploitRule(0.25, 0.25, relative_gap=1.0), rng) == {}
+    assert exploit(members, ExploitRule(0.25, 0.25, absolute_gap=10.9), rng) == {"0": "3"}
+    assert exploit(members, ExploitRule(0.25, 0.25, absolute_gap=11.0), rng) == {}
+    assert exploit(members, ExploitRule(0.25, 0.25, deviation_gap=2.4), rng) == {"0": "3"}
+    assert exploit(members, ExploitRule(0.25, 0.25, deviation_gap=2.5), rng) == {}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equal_members_are_not_replaced(variant: Variant) -> None:
+    for objective in (0.0, 7.0, -7.0):
+        members = population([objective] * 8)
+        assert exploit(members, EXPLOIT_RULES[variant], np.random.default_rng(1)) == {}
+
+
+def test_donors_are_drawn_from_all_of_the_best() -> None:
+    members, rng = population([float(i) for i in range(10)]), np.random.default_rng(5)
+    drawn = [exploit(members, GAPLESS["sample-factory"], rng)["0"] for _ in range(300)]
+    assert {drawn.count(name) > 70 for name in ("7", "8", "9")} == {True}
+    assert set(drawn) == {"7", "8", "9"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_seed_determines_the_decision(variant: Variant) -> None:
+    for seed, members in enumerate(some_populations(np.random.default_rng(6))):
+        rule = EXPLOIT_RULES[variant]
+        found = [exploit(members, rule, np.random.default_rng(seed)) for _ in range(2)]
+        assert found[0] == found[1]
+
+
+def test_who_explores() -> None:
+    members = population([float(i) for i in range(10)])
+    rng = np.random.default_rng(7)
+    for variant in ("dexpbt", "truncation"):
+        replaced = exploit(members, EXPLOIT_RULES[variant], rng)
+        assert exploring(members, replaced, EXPLOIT_RULES[variant]) == sorted(replaced)
+    rule = EXPLOIT_RULES["sample-factory"]
+    replaced = exploit(members, rule, rng)
+    assert exploring(members, replaced, rule) == [str(i) for i in range(7)], "all but the best 30%"
+    alike = population([1.0, 1.0, 1.0, 1.0])
+    assert exploring(alike, {}, rule) == ["2", "3"], "equals are in the order of their ids"
+
 
 APPO: dict[str, Any] = {
     **values(LearnerConfig(learning_rate=5e-4), LEARNER_HYPERPARAMETERS),

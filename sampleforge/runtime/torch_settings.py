@@ -1,10 +1,12 @@
-"""The threads that the libraries of a process start."""
+"""What belongs to all of a process: the threads of its libraries, and torch's default dtype and
+device."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import threadpoolctl
@@ -44,3 +46,20 @@ def without_tqdm_monitor() -> Callable[[], None]:
         bars.monitor_interval = before
 
     return restore
+
+
+@contextmanager
+def usual_torch() -> Iterator[None]:
+    """Make float32 and the CPU torch's defaults for the body, or for the function that this
+    decorates. A script may have set others, and weights, states and batches must not depend on it.
+    It takes 2 us."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        if torch._C._len_torch_function_stack():  # a default device is such a mode
+            with torch.device("cpu"):
+                yield
+        else:
+            yield
+    finally:
+        torch.set_default_dtype(before)
