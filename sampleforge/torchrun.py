@@ -73,7 +73,7 @@ POLL = 0.5
 def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
     """Run this process as a rank of ``world`` until the training ends; return the exit code.
     ``run(config, deployment)`` runs the session of rank 0. Raises ConfigError."""
-    from sampleforge.topologies.ranks.torchrun import check_world
+    from sampleforge.topologies.ranks import check_world
 
     ours = check_world(config, world)
     return run(ours, LeadingRank(ours, world)) if world.rank == 0 else follow(ours, world)
@@ -213,7 +213,7 @@ def rank_info(
 ) -> dict[str, Any]:
     """Return the values that this rank sends to rank 0 before it starts, which
     `rendezvous.peer_mismatch` compares."""
-    from sampleforge.topologies.ranks.torchrun import backend_and_device
+    from sampleforge.topologies.ranks import backend_and_device
 
     return {
         "host": socket.gethostname(),
@@ -281,8 +281,8 @@ def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
 
 def pairing_of(config: RanksRunConfig, rendezvous: StartupRendezvous) -> Pairing:
     """Return the algorithm over the ranks of a rendezvous that is complete."""
-    from sampleforge.topologies.ranks.plan import plan_ranks
-    from sampleforge.topologies.ranks.torchrun import wire_world
+    from sampleforge.topologies.ranks import wire_world
+    from sampleforge.topologies.ranks_plan import plan_ranks
     from sampleforge.topologies.registry import pairing
 
     chosen = pairing(config)

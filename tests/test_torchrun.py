@@ -24,7 +24,7 @@ from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ranks.torchrun import backend_and_device, check_world
+from sampleforge.topologies.ranks import backend_and_device, check_world
 from sampleforge.torchrun import follower_graph
 from sampleforge.workers.rank_sync import MetricsSync
 from tests.support.rank_threads import on_ranks

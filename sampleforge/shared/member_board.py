@@ -4,7 +4,7 @@ its learners and actors report."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -164,12 +164,3 @@ class ChangeInbox:
         """Return the newest change as it was sent. Called by learners."""
         tensors, plain = self._newest.read()
         return tensors, plain["change"]
-
-
-class MemberMemory(Protocol):
-    """The shared memory of one member. ``inbox`` takes its changes (None: a schedule has them)."""
-
-    @property
-    def board(self) -> MemberBoard: ...
-    @property
-    def inbox(self) -> ChangeInbox | None: ...

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,26 +19,30 @@ from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Tensors
+from sampleforge.env.place import Place
+from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
+from sampleforge.env.tasks import following
+from sampleforge.env.threaded import ThreadedVector
+from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
-from sampleforge.shared.newest import SharedWeights
+from sampleforge.shared.newest import SharedWeights, TaskBoard
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import ResumePoint
 
 NewModel = Callable[[], ActorCritic]
 NewActing = Callable[[], Acting]
+MakeEnv = Callable[[], EnvVector]
 
 
-class RestartCounts(Protocol):
-    """Counts the restarts of workers: `RestartBudget`, `GroupEpoch`."""
-
-    def life(self, worker: int) -> int:
-        """Return the number of restarts of a worker so far."""
-
+Lives = Callable[[int], int]
+"""Returns how often a worker was restarted so far, by which its next life seeds otherwise."""
 
 _SEEDING = threading.Lock()
 
@@ -203,7 +207,7 @@ class PolicySeeds:
         self,
         index: int,
         start: ResumePoint,
-        lives: RestartCounts | None,
+        lives: Lives | None,
         board: MemberBoard | None = None,
     ) -> None:
         self._index = index
@@ -226,8 +230,53 @@ class PolicySeeds:
         return policy_seed(self._index, start, self._lives)
 
 
-def policy_seed(index: int, start: ResumePoint, lives: RestartCounts | None = None) -> int:
+def policy_seed(index: int, start: ResumePoint, lives: Lives | None = None) -> int:
     """Return the seed of action sampling of the ``index``-th actor (inline) or policy worker, in
     its current life."""
-    life = 0 if lives is None else lives.life(index)
+    life = 0 if lives is None else lives(index)
     return row_seeds(start.seed, index, POLICY_STREAM, 1, start.resumes, life)[0]
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """Makes the env vector of one ``split`` of an ``actor``. Every env row has its own seed, and
+    another one after a restart of the actor. ``tasks``: those that the environments take (None:
+    none)."""
+
+    actor: int
+    split: int
+    config: AnyConfig
+    plan: SamplerPlan
+    start: ResumePoint
+    lives: Lives | None = None
+    tasks: TaskBoard | None = None
+
+    def __call__(self) -> EnvVector:
+        return self.with_seed(self.start.seed)
+
+    def with_seed(self, seed: int) -> EnvVector:
+        """Return the env vector that it would have in a run with this ``seed``."""
+        plan, start = self.plan, self.start
+        life = 0 if self.lives is None else self.lives(self.actor)
+        seeds = row_seeds(seed, self.actor, self.split, plan.rows, start.resumes, life)
+        place = Place(self.actor, self.split * plan.rows, plan.num_workers)
+        return following(self.tasks, make_vector, self.config, plan.rows, seeds, place)
+
+
+def env_makers(
+    actor: int,
+    config: AnyConfig,
+    plan: SamplerPlan,
+    start: ResumePoint,
+    lives: Lives | None = None,
+    tasks: TaskBoard | None = None,
+) -> list[MakeEnv]:
+    """Return what makes the env vectors of an actor's splits; see `EnvMaker`."""
+    splits = range(plan.num_splits)
+    return [EnvMaker(actor, split, config, plan, start, lives, tasks) for split in splits]
+
+
+def in_threads(makers: Sequence[MakeEnv], wakeup: Wakeup) -> list[MakeEnv]:
+    """Return what makes the same env vectors, each of which steps in a thread of its own and wakes
+    its actor after a step."""
+    return [partial(ThreadedVector, make, wakeup.set) for make in makers]

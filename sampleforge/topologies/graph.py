@@ -19,12 +19,12 @@ from sampleforge.replay.histograms import Histogram, ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import ClockTicker, Counters, Progress, TrainingClock
-from sampleforge.shared.member_board import MemberMemory
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import DividedEvaluations, Episodes, Evaluations
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import END_RUN, RestartRule
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
@@ -107,7 +107,7 @@ class PolicyGroup:
     histograms: ReplayHistograms | None = None
     evaluations: Evaluations | DividedEvaluations | None = None
     resources: tuple[object, ...] = ()
-    member: MemberMemory | None = None
+    member: MemberChannels | None = None
 
     @property
     def learner(self) -> Node:

@@ -175,7 +175,7 @@ class GroupWiring(ABC, Generic[E]):
         """Return what makes the policy of the ``index``-th actor (inline) or policy worker."""
         board = None if self.member is None else self.member.board
         channels, start = self.channels, self.policy.start
-        seeds = PolicySeeds(index, start, channels.inference_restarts, board)
+        seeds = PolicySeeds(index, start, channels.inference_restarts.life, board)
         return acting_maker(
             self.new_model,
             channels.weights,

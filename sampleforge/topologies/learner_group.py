@@ -23,10 +23,9 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, make_learner, new_state
 from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
-from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
+from sampleforge.topologies.devices import GroupRendezvous, local_rendezvous, uses_cuda_graphs
 from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.members import MemberChannels, begin_with
-from sampleforge.topologies.rendezvous import GroupRendezvous, local_rendezvous
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.group_learner import GroupLearnerWorker

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from sampleforge.config import ConfigError
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.starts import FrozenStart, PolicyStart
 from sampleforge.workers.policy_mapping import (
     ByAgentGroup,
     FixedPerSplit,
@@ -26,15 +26,6 @@ TURN = 8
 """Rollouts after which another seat of a split learns, where frozen policies play the others."""
 CHECKED_ROLLOUTS = 100
 """Rollouts of each split for which a mapping of the user is checked before the run starts."""
-
-
-class NamedPolicy(Protocol):
-    """A policy with its ``id`` and the index of the agent ``group`` that it plays."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def group(self) -> int: ...
 
 
 def choose_mapping(
@@ -68,8 +59,8 @@ def choose_mapping(
 
 def seat_mapping(
     spec: EnvSpec,
-    trained: Sequence[NamedPolicy],
-    frozen: Sequence[NamedPolicy],
+    trained: Sequence[PolicyStart],
+    frozen: Sequence[FrozenStart],
     plan: SamplerPlan,
     seed: int,
     *,
@@ -81,7 +72,7 @@ def seat_mapping(
     """Return the policy mapping of an environment with the agent groups of ``spec``: that of the
     user's ``function`` (--policy-mapping), or the default one. Raises ConfigError if an agent group
     has no policy, or if the function does not fit the run."""
-    policies = [*trained, *frozen]
+    policies: list[PolicyStart | FrozenStart] = [*trained, *frozen]
     if function is not None:
         if synchronous:
             raise ConfigError(
@@ -146,7 +137,7 @@ def _check(
     name: str,
     spec: EnvSpec,
     plan: SamplerPlan,
-    policies: Sequence[NamedPolicy],
+    policies: Sequence[PolicyStart | FrozenStart],
     trained: int,
 ) -> None:
     """Raise ConfigError for a mapping that gives an agent a policy with other spaces, or a split

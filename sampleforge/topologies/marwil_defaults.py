@@ -10,7 +10,7 @@ from sampleforge.encoding import check_leaves
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.marwil_config import MarwilConfig
 from sampleforge.topologies.registry import STORED, Pairing
-from sampleforge.topologies.stored.plan import StoredPlan
+from sampleforge.topologies.stored import StoredPlan
 
 BATCH, BATCH_OF_IMAGES = 256, 512
 """Recorded env steps of a gradient step."""

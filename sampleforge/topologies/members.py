@@ -14,9 +14,8 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.newest import TaskBoard
 from sampleforge.spec import ENV_PREFIX
-from sampleforge.topologies.builders import NetworkMaker, RestartCounts, new_state
+from sampleforge.topologies.builders import EnvMaker, Lives, MakeEnv, NetworkMaker, new_state
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, SlotsRunConfig
-from sampleforge.topologies.env_makers import EnvMaker, MakeEnv
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.learner_change import (
@@ -124,7 +123,7 @@ def member_env_makers(
     config: AnyConfig,
     plan: SamplerPlan,
     members: Sequence[MemberChannels],
-    lives: RestartCounts | None,
+    lives: Lives | None,
     tasks: TaskBoard | None = None,
 ) -> list[MakeEnv]:
     """Return what makes the env vectors of an actor's splits. ``plan``: of the actors, see

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sampleforge.topologies.actors import add_actors, frozen_group
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.channels import ActorChannels
+from sampleforge.topologies.datasets import add_recorder, rollout_queue, with_recording
 from sampleforge.topologies.evaluator import first_of_each_group
-from sampleforge.topologies.frozen import frozen_group
 from sampleforge.topologies.graph import AddedGroup, Graph, GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan
-from sampleforge.topologies.recording import add_recorder, rollout_queue, with_recording
 from sampleforge.topologies.sampler_plan import describe_memory
-from sampleforge.topologies.sampling import add_actors
 from sampleforge.topologies.starts import FrozenStart
 
 

@@ -17,15 +17,14 @@ from sampleforge.env.user_function import import_user_module
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.ranks.plan import plan_ranks
-from sampleforge.topologies.ranks.wire import wire_ranks
+from sampleforge.topologies.ranks import wire_ranks
+from sampleforge.topologies.ranks_plan import plan_ranks
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.topologies.replay.wire import wire_replay
 from sampleforge.topologies.sampler_plan import Plan
-from sampleforge.topologies.slots.plan import plan_slots
-from sampleforge.topologies.slots.wire import wire_slots
-from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
-from sampleforge.topologies.stored.wire import wire_stored
+from sampleforge.topologies.slots import wire_slots
+from sampleforge.topologies.slots_plan import plan_slots
+from sampleforge.topologies.stored import StoredPlan, plan_stored, wire_stored
 
 AnyPlan = Plan | ReplayPlan | StoredPlan
 """The sizes of a run of any algorithm."""

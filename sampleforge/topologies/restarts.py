@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from sampleforge.peers.boards import GroupEpoch
 from sampleforge.shared.counters import RestartBudget
 
 
-class RestartRule(Protocol):
-    """The reaction to a node whose process was killed or hangs."""
+class RestartRule:
+    """The reaction to a node whose process was killed or hangs; this one ends the run."""
 
     def begin_next_life(self) -> str | None:
         """Count a restart of the node. Return the count as text for the user ("2 of 10 times"), or
         None if the node is not restarted and the run ends."""
+        return None
 
     def news(self) -> str | None:
         """Return a message about the latest restart; None if there is no new one."""
-
-
-class EndRun:
-    """End the run."""
-
-    def begin_next_life(self) -> str | None:
-        return None
-
-    def news(self) -> str | None:
         return None
 
 
-END_RUN = EndRun()
+END_RUN = RestartRule()
 
 
-class RestartAlone:
+class RestartAlone(RestartRule):
     """Restart this worker and no other one. It is worker ``index`` of ``budget``, which all workers
     of its role share."""
 
@@ -45,11 +35,8 @@ class RestartAlone:
             return None
         return f"{self._budget.total} of {self._budget.limit} times"
 
-    def news(self) -> str | None:
-        return None
 
-
-class RestartInGroup:
+class RestartInGroup(RestartRule):
     """Restart the worker, and make all members of its group form a new group. The members share one
     rule. ``members``: their name in messages."""
 

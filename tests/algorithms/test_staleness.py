@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import sampleforge.topologies.slots.plan
+import sampleforge.topologies.slots
 from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.api import train
@@ -288,9 +288,7 @@ def test_more_than_half_stale_rows_cause_one_warning() -> None:
 
 def mostly_stale(monkeypatch: pytest.MonkeyPatch, **more: Any) -> AppoConfig:
     """A serial run whose rows are older than was expected, as those of late actors are."""
-    monkeypatch.setattr(
-        sampleforge.topologies.slots.plan, "check_asynchronous_lag", lambda *_: None
-    )
+    monkeypatch.setattr(sampleforge.topologies.slots, "check_asynchronous_lag", lambda *_: None)
     return config(num_workers=2, batch_size=16, max_policy_lag=0, serial=True, **more)
 
 

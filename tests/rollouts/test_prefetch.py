@@ -30,9 +30,9 @@ from sampleforge.rollouts.slots import Owner
 from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.topologies import slots as appo
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.slots import wire as appo
-from sampleforge.topologies.slots.plan import gathers_ahead
+from sampleforge.topologies.slots_plan import gathers_ahead
 from sampleforge.workers.learner import LearnerWorker
 from tests.support.graphs import build, updates
 from tests.support.slots import some_slots

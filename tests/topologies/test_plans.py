@@ -19,8 +19,8 @@ from sampleforge.topologies.config import (
     Td3Config,
 )
 from sampleforge.topologies.critics_defaults import resolve_defaults as resolve_critics
+from sampleforge.topologies.devices import member_devices
 from sampleforge.topologies.ppo_defaults import resolve_defaults
-from sampleforge.topologies.rendezvous import member_devices
 from sampleforge.topologies.sampler_plan import choose_precision, run_device
 from tests.support import REPO
 from tests.support.pairings import plan_of

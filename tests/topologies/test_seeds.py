@@ -10,8 +10,8 @@ import pytest
 
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import own_outputs
+from sampleforge.topologies.builders import env_makers
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.env_makers import env_makers
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.env_vectors import rollout
 from tests.support.graphs import resolved, spec_of

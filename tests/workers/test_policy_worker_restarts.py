@@ -16,7 +16,7 @@ import torch
 from sampleforge.algorithms.acting import Acted
 from sampleforge.rollouts.requests import ACT, VALUE, InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.shared.counters import Counters
+from sampleforge.shared.counters import Counters, RestartBudget
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.builders import policy_seed
 from sampleforge.topologies.graph import COUNTERS
@@ -230,14 +230,10 @@ def test_an_actor_that_is_killed_at_any_store_leaves_no_request_behind(kind: int
 
 
 def test_each_life_draws_other_actions() -> None:
-    class Lives:
-        def __init__(self, life: int) -> None:
-            self._life = life
-
-        def life(self, worker: int) -> int:
-            return self._life
-
-    seeds = [policy_seed(0, ResumePoint(3), Lives(life)) for life in range(4)]
+    budget, seeds = RestartBudget(1, 3), []
+    for _ in range(4):
+        seeds.append(policy_seed(0, ResumePoint(3), budget.life))
+        budget.begin(0)
     assert len(set(seeds)) == 4 and seeds[0] == policy_seed(0, ResumePoint(3))
 
 

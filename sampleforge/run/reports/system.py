@@ -15,7 +15,7 @@ import psutil
 from sampleforge.run.callback import Callback
 from sampleforge.runtime.machine import memory_available
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
-from sampleforge.topologies.rendezvous import member_devices
+from sampleforge.topologies.devices import member_devices
 from sampleforge.workers.config import LearnersConfig
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sampleforge.tools.benchmark.window import Window, measure
 from sampleforge.topologies.graph import COUNTERS, Graph
 from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.topologies.restarts import END_RUN
-from sampleforge.topologies.stored.plan import StoredPlan
+from sampleforge.topologies.stored import StoredPlan
 from sampleforge.workers.worker import IDLE_WAIT, EventDriven, StopFlag
 
 __all__ = ["Benchmark", "BenchmarkContext", "run_benchmark"]

@@ -1,26 +1,115 @@
-"""The channels between the actors, the replay shards and the learners of one policy."""
+"""The replay of one policy: what its shards, the actors and the learners share, how it is saved and
+restored, and the workers of the shards."""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
+from sampleforge.config import ConfigError, difference
 from sampleforge.models.normaliser import normalised_leaves
-from sampleforge.replay.compressed import CompressedFrames
+from sampleforge.replay.compressed import CompressedFrames, FrameStore
 from sampleforge.replay.exchange import ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.observation_stats import Shapes
-from sampleforge.replay.shard import ShardMemory
-from sampleforge.replay.snapshot import ReplayArchive
+from sampleforge.replay.shard import Prioritisation, ReplayShard, ShardMemory, ShardSlots
+from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder, geometry, saved_bytes
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
+from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.group_wiring import GroupMemory
 from sampleforge.topologies.replay.datasets import shares_of
 from sampleforge.topologies.replay.plan import ReplayPlan
-from sampleforge.topologies.replay.saving import make_archive
+from sampleforge.topologies.restarts import RestartAlone
+from sampleforge.topologies.starts import ResumePoint
+from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.worker import Placement
+
+
+def saves(config: ReplayRunConfig) -> bool:
+    """Return whether the checkpoints of this run include the replay."""
+    return config.save_replay and not config.sampler_only and not config.benchmark
+
+
+def make_archive(
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
+    slots: TrajectorySlots,
+    shard_wakeups: list[Wakeup],
+    start: ResumePoint,
+) -> ReplayArchive:
+    """Return the archive that saves the shards, with the saved replay to restore, if there is one
+    that fits. Raises ConfigError if the disk has no room to save the replay."""
+    ours = geometry(slots, plan.stored_slots, config.priority_exponent)
+    where = start.replays or ReplayFolder(Path())
+    if where.saved is not None:
+        changed = difference(where.saved.geometry, ours)
+        if changed:
+            why = f"the saved one has another layout: {', '.join(changed)}"
+            where = dataclasses.replace(where, saved=None, missing=why)
+    if saves(config):
+        _check_room(config, where, _size(config, plan, slots))
+    return ReplayArchive(shard_wakeups, slots, ours, where)
+
+
+def _size(config: ReplayRunConfig, plan: ReplayPlan, slots: TrajectorySlots) -> int:
+    """Return the bytes of a full replay on the disk."""
+    stored = sum(plan.stored_slots)
+    return saved_bytes(slots, stored, config.priority_exponent > 0, sum(plan.ring_bytes))
+
+
+def _check_room(config: ReplayRunConfig, where: ReplayFolder, size: int) -> None:
+    """Raise ConfigError if the disk has no room for two replays of ``size`` bytes: the previous one
+    is kept until the new one is complete."""
+    there = next(folder for folder in (where.path, *where.path.parents) if folder.exists())
+    free, existing = shutil.disk_usage(there).free, where.saved.size if where.saved else 0
+    if 2 * size - existing > free:
+        raise ConfigError(
+            f"--save-replay needs {human_bytes(size)} for a full replay, and as much again while "
+            f"the next one is written, but only {human_bytes(free)} are free in {where.path}; make "
+            f"room, give a --run-dir on a larger disk, or lower --replay-capacity "
+            f"{config.replay_capacity}"
+        )
+
+
+def replay_notes(
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
+    slots: TrajectorySlots,
+    archive: ReplayArchive,
+    start: ResumePoint,
+) -> list[str]:
+    """Return the messages about what is saved and restored."""
+    notes = []
+    if saves(config):
+        size = human_bytes(_size(config, plan, slots))
+        notes.append(
+            f"each checkpoint (--checkpoint-interval {config.checkpoint_interval:g}) saves the "
+            f"replay: {size} when full, twice that while the next one is written; the learner "
+            "waits meanwhile"
+        )
+    saved, missing = archive.where.saved, archive.where.missing
+    if saved is not None:
+        transitions = saved.items * plan.item_steps.inserted
+        notes.append(
+            f"resumed with the replay of {saved.env_steps:,} env steps: {transitions:,} "
+            f"transitions, {human_bytes(saved.size)}"
+        )
+    elif start.resume is not None:
+        why = f" ({missing})" if missing else ""
+        notes.append(
+            f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
+            f"with the trained policy before learning continues{why}"
+        )
+    return notes
 
 
 @dataclass(frozen=True)
@@ -102,3 +191,54 @@ def _counted(config: ReplayRunConfig, spec: EnvSpec) -> Shapes:
     their statistics when rollouts are inserted."""
     leaves = normalised_leaves(spec.observations, config.model)
     return {name: leaf.shape for name, leaf in leaves.items()}
+
+
+@dataclass(frozen=True)
+class ShardMaker:
+    """Makes one shard, in its worker's process. Each of its lives draws other samples."""
+
+    own: ShardSlots
+    replay: ReplayChannels
+    plan: ReplayPlan
+    priority: Prioritisation
+    start: ResumePoint
+
+    def __call__(self) -> ReplayShard:
+        index, replay, slots = self.own.index, self.replay, self.replay.exchange.slots
+        store = None
+        if replay.frames is not None:
+            store = FrameStore(index, replay.frames, slots, self.plan.frame_buffers_of(index))
+        life = replay.shard_restarts.life(index)
+        seed = [self.start.seed, self.start.resumes, index, *([life] if life else [])]
+        memory, counters = replay.memories[index], replay.limiter.replay_counters
+        return ReplayShard(self.own, slots, memory, self.priority, counters, seed, store)
+
+
+def add_shards(
+    graph: GraphBuilder,
+    replay: ReplayChannels,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
+    start: ResumePoint,
+    placement: Placement,
+) -> None:
+    """Add the shards of a policy that begins at ``start``."""
+    counts = plan.shard_slots
+    priority = Prioritisation(config.priority_exponent, config.priority_epsilon)
+    for index, wakeup in enumerate(replay.shard_wakeups):
+        own = ShardSlots(index, sum(counts[:index]), counts[index], plan.stored_slots[index])
+        row = graph.new_row()
+        worker = ReplayWorker(
+            index,
+            ShardMaker(own, replay, plan, priority, start),
+            replay.exchange,
+            replay.sample_requests,
+            replay.limiter,
+            replay.histograms,
+            replay.archive,
+            wakeup,
+            graph.counters,
+            row,
+        )
+        restart = RestartAlone(replay.shard_restarts, index)
+        graph.add("replay", worker, row, wakeup, placement, restart, in_checkpoint=saves(config))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sampleforge.algorithms.acting import ActingPlace
+from sampleforge.data.dataset import open_dataset
+from sampleforge.data.episode_vector import EpisodeVector
+from sampleforge.data.shuffle import ShuffleBuffer
 from sampleforge.env.seeding import DATASET_STREAM
+from sampleforge.env.vector import Array, EnvVector
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.limiter import Shares
+from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ActingMaker, PolicySeeds
@@ -24,10 +30,42 @@ from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.given_actions import DatasetRows
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
+
+
+class DatasetRows:
+    """The env vector of an actor that plays a dataset, and where its inference finds the vector.
+    ``folder``: of the dataset; ``shuffle``: env steps of the shuffle buffer; ``seed`` returns its
+    seed, another one in each life of the actor."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        slots: TrajectorySlots,
+        shuffle: int,
+        seed: Callable[[], list[int]],
+    ) -> None:
+        self._folder = folder
+        self.slots = slots
+        self._shuffle = shuffle
+        self._seed = seed
+        self._vector: EpisodeVector | None = None
+
+    def actions(self) -> dict[str, Array]:
+        """Return the actions of the next step, leaf -> [rows, ...]."""
+        assert self._vector is not None, "the actor makes it before it asks for actions"
+        return self._vector.actions
+
+    def make(self) -> EnvVector:
+        """Open the dataset and return the env vector."""
+        shape = self.slots.shape
+        dataset = open_dataset(self._folder, shape.spec)
+        buffer = ShuffleBuffer(dataset, self._shuffle, self._seed())
+        self._vector = EpisodeVector(shape.spec, shape.rows, buffer)
+        return self._vector
+
 
 ACTS_ON = "cpu"
 """The device on which the actions of datasets are valued, that of the run's learner or not."""
@@ -78,7 +116,7 @@ def add_dataset_actors(
         seed = DatasetSeed(start, number, index, lives)
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
         place = partial(ActingPlace, precision=precision, given=rows.actions)
-        seeds = PolicySeeds(index, start, lives)
+        seeds = PolicySeeds(index, start, lives.life)
         acting = ActingMaker(group.new_model, group.channels.weights, seeds, ACTS_ON, place)
         port = PolicyPort(0, exchange, LocalInference(acting, exchange.slots, 1, index))
         row, wakeup = graph.new_row(), channels.wakeups[index]

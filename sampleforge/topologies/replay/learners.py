@@ -21,7 +21,7 @@ from sampleforge.replay.samples import ItemReader, SequenceReader, TransitionRea
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.rendezvous import learner_devices
+from sampleforge.topologies.devices import learner_devices
 from sampleforge.topologies.replay.channels import ReplayChannels
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.starts import ResumePoint

@@ -15,7 +15,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
+from sampleforge.topologies.devices import uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
     cores_beside_actors,

@@ -21,14 +21,23 @@ from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import Episodes, EpisodesOf
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import NetworkMaker, PolicySeeds, acting_maker, initial_weights
+from sampleforge.topologies.builders import (
+    MakeEnv,
+    NetworkMaker,
+    PolicySeeds,
+    acting_maker,
+    env_makers,
+    in_threads,
+    initial_weights,
+)
 from sampleforge.topologies.config import RanksRunConfig
-from sampleforge.topologies.env_makers import MakeEnv, env_makers, in_threads
 from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.learner_group import LearnerMaker
-from sampleforge.topologies.ranks.plan import acts_on_device, slot_shape, with_room
+from sampleforge.topologies.ranks_plan import acts_on_device, slot_shape, with_room
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.sampler_plan import (
+    Plan,
+)
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.callback import WorkerCallbacks
@@ -87,7 +96,7 @@ def add_rank(
         weights = initial_weights(context.new_model, context.policy.start)
     exchange = SlotExchange(slots, [wakeup], [wakeup])
     envs = env_makers(
-        rank, config, plan, context.policy.start, context.group_epoch, graph.hooks.tasks
+        rank, config, plan, context.policy.start, context.group_epoch.life, graph.hooks.tasks
     )
     if config.variable_experience:
         envs = in_threads(envs, wakeup)
@@ -156,7 +165,7 @@ def _rank_actor(
         context.new_model,
         weights,
         plan,
-        PolicySeeds(rank, context.policy.start, context.group_epoch),
+        PolicySeeds(rank, context.policy.start, context.group_epoch.life),
         context.graph.progress,
         device=plan.device if on_device else None,
     )

@@ -1,4 +1,4 @@
-"""The sizes of a DD-PPO run: chosen for the machine, and checked before the run starts."""
+"""The sizes of a run of ranks: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class BatchNormEncoder(nn.Module):
 @pytest.mark.multiprocess(timeout=60)
 def test_ranks_that_differ_after_an_update_end_the_run(tmp_path: Path) -> None:
     """Their gradients are averaged and their weights are equal, but not all of their state."""
-    model = ModelConfig(encoder="tests.topologies.ranks.test_ddppo:BatchNormEncoder")
+    model = ModelConfig(encoder="tests.topologies.test_ddppo:BatchNormEncoder")
     folder = tmp_path / "run"
     with pytest.raises(WorkerDied, match="after update 1 the ranks do not hold the same"):
         train(updates_of_one_step(model=model, train_for_env_steps=10_000, run_dir=str(folder)))

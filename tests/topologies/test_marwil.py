@@ -21,10 +21,10 @@ from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.runtime.machine import Machine, assumed
+from sampleforge.topologies import stored
 from sampleforge.topologies.config import MarwilConfig
 from sampleforge.topologies.marwil_defaults import resolve_defaults
 from sampleforge.topologies.starts import ResumePoint
-from sampleforge.topologies.stored import wire
 from tests.support.graphs import one_policy, spec_of
 from tests.support.pairings import plan_of
 from tests.support.recorded import recorded, write_dataset
@@ -136,7 +136,7 @@ def test_on_a_gpu_the_data_are_wired_to_a_device_with_a_number(
         devices.append(made.device)
         return made
 
-    monkeypatch.setattr(wire, "StoredBatches", batches)
+    monkeypatch.setattr(stored, "StoredBatches", batches)
     chosen = config(tmp_path / "run", dataset, evaluate_interval=None)
     spec = spec_of(chosen)
     chosen = resolve_defaults(chosen, spec)
@@ -145,7 +145,7 @@ def test_on_a_gpu_the_data_are_wired_to_a_device_with_a_number(
         resolved = dataclasses.replace(
             chosen, model=resolve_encoder(chosen.model, spec.observations)
         )
-        wire.wire_stored(MARWIL, resolved, plan, spec, *one_policy(ResumePoint(3)))
+        stored.wire_stored(MARWIL, resolved, plan, spec, *one_policy(ResumePoint(3)))
     assert devices == [torch.device("cuda:0")]
 
 

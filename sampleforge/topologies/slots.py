@@ -15,6 +15,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import SlotsRunConfig
+from sampleforge.topologies.devices import describe_learners, learner_devices
 from sampleforge.topologies.evaluator import AddedEvaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.group_wiring import GroupWiring, group_memories, sampler_edges
@@ -25,9 +26,10 @@ from sampleforge.topologies.learner_group import (
     learner_makers,
 )
 from sampleforge.topologies.policy_groups import PolicyGroups
-from sampleforge.topologies.rendezvous import describe_learners, learner_devices
-from sampleforge.topologies.sampler_plan import Plan
-from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape
+from sampleforge.topologies.sampler_plan import (
+    Plan,
+)
+from sampleforge.topologies.slots_plan import gathers_ahead, slot_shape
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import ExperienceSink

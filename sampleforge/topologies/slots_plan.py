@@ -10,7 +10,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import lacking
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
-from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
+from sampleforge.topologies.devices import uses_cuda_graphs
 from sampleforge.topologies.policy_lag import check_asynchronous_lag, policy_lag
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,

@@ -1,19 +1,36 @@
-"""The sizes of a run that learns from recorded data, checked before the run starts."""
+"""Stored data: datasets -> learner -> weights -> evaluator. There are no actors. First the sizes of
+a run, checked before it starts; then its graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
+from sampleforge.data.config import Source
 from sampleforge.data.dataset import OfflineDataset
+from sampleforge.data.stored_steps import RewardRule, StoredBatches
 from sampleforge.runtime.machine import human_bytes, memory_available, this_machine
+from sampleforge.shared.counters import Progress, RestartBudget
+from sampleforge.shared.records import EpisodeList
+from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import NetworkMaker, initial_weights
+from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.datasets import open_datasets
+from sampleforge.topologies.devices import member_devices
+from sampleforge.topologies.evaluator import add_evaluators
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.learner_group import LearnerMaker, add_learners
 from sampleforge.topologies.sampler_plan import choose_precision, learner_threads
+from sampleforge.topologies.starts import PolicyStart, ResumePoint
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
 
 MOST_MEMORY = 0.8
 """Largest fraction of the available memory that the data may take."""
@@ -113,3 +130,92 @@ def _check_memory(config: StoredRunConfig, datasets: Sequence[OfflineDataset]) -
             f"{human_bytes(free)} are available; give fewer data, or the machine or container more"
         )
     return nbytes
+
+
+def wire_stored(
+    algorithm: Algorithm,
+    config: StoredRunConfig,
+    plan: StoredPlan,
+    spec: EnvSpec,
+    start: ResumePoint,
+    policies: Sequence[PolicyStart],
+    hooks: RunHooks = NO_HOOKS,
+) -> Graph:
+    """Wire the learner, which reads the datasets, and the evaluators. ``hooks``: of the run's
+    callbacks. Nothing runs yet. Raises ConfigError for several policies."""
+    if len(policies) != 1:
+        raise ConfigError(f"{config.algo} learns one policy, but {len(policies)} are asked for")
+    policy = policies[0]
+    graph = GraphBuilder(config, start, hooks)
+    new_model = NetworkMaker(algorithm, config, spec, policy.start.seed)
+    weights = initial_weights(new_model, policy.start)
+    none = RestartBudget(0, 0)
+    channels = GroupChannels(weights, None, [], [], wakeups(1), none, none)
+    batches = _stored_batches(config, plan, spec, policy, graph.progress)
+    maker = LearnerMaker(new_model, plan, policy, batches, fit=_fit_units)
+    learners = add_learners(graph, config, channels, [maker])
+    evaluation = add_evaluators(graph, config, weights, new_model)
+    group = PolicyGroup(
+        policy.id,
+        learners.nodes,
+        None,
+        weights,
+        snapshot=learners.snapshot,
+        evaluations=evaluation.results,
+    )
+    return graph.build(
+        groups=[group],
+        edges=[*_edges(config, plan), *evaluation.edges],
+        notes=_notes(config, plan, spec, learners.notes),
+        episodes=EpisodeList(),
+    )
+
+
+def _stored_batches(
+    config: StoredRunConfig,
+    plan: StoredPlan,
+    spec: EnvSpec,
+    policy: PolicyStart,
+    progress: Progress,
+) -> StoredBatches:
+    """Return what the learner of ``policy`` learns from."""
+    return StoredBatches(
+        tuple(map(_findable, config.datasets)),
+        spec,
+        RewardRule(config.gamma, config.reward_scale, config.reward_clip),
+        plan.rows,
+        plan.length,
+        policy.start.seed,
+        progress,
+        torch.device(*member_devices(plan.device, 1)),
+    )
+
+
+def _edges(config: StoredRunConfig, plan: StoredPlan) -> list[Edge]:
+    batch = f"batch of {plan.rows} rows x {plan.length} steps"
+    datasets = [Edge(each.name, "learner", batch) for each in config.datasets]
+    return [*datasets, Edge("learner", "driver", "checkpoints, metrics")]
+
+
+def _notes(
+    config: StoredRunConfig, plan: StoredPlan, spec: EnvSpec, of_learners: Sequence[str]
+) -> list[str]:
+    """Return what `sampleforge describe` says of the run. ``of_learners``: their part."""
+    return [
+        f"data: {plan.num_steps:,} steps in {plan.num_episodes:,} episodes, "
+        f"{human_bytes(plan.nbytes)} of the learner's memory",
+        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        *of_learners,
+        *plan.reasons,
+    ]
+
+
+def _findable(source: Source) -> Source:
+    """Return a source that the learner finds as well, whose working directory is another one."""
+    folder = Path(source.name)
+    return source._replace(name=str(folder.absolute())) if folder.exists() else source
+
+
+def _fit_units(learner: Any, batches: StoredBatches) -> None:
+    """Fit a new learner to the data."""
+    learner.fit_units(batches.mixture)

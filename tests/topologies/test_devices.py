@@ -10,7 +10,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.critics_config import SacConfig, Td3Config
-from sampleforge.topologies.cuda_graphs import uses_cuda_graphs
+from sampleforge.topologies.devices import uses_cuda_graphs
 from sampleforge.topologies.dqn_config import ApexConfig
 from sampleforge.topologies.ppo_config import AppoConfig
 from sampleforge.topologies.pqn_config import PqnConfig

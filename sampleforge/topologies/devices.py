@@ -1,4 +1,5 @@
-"""The rendezvous of ranks, or of the learners of one policy, on this machine."""
+"""The devices of ranks, or of the learners of one policy, on this machine: whether their work is
+launched as CUDA graphs, and the rendezvous of those that are several."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from sampleforge.peers.group import Member, Rendezvous
 from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.peers.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes, resolve_device, this_machine
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.workers.config import LearnersConfig
 
 
@@ -92,3 +94,36 @@ def describe_learners(config: LearnersConfig, device: str) -> str:
     if config.num_learners == 1:
         return f"learner on {where}"
     return f"{config.num_learners} learners on {where}, each with an equal part of every batch"
+
+
+def uses_cuda_graphs(config: SlotsRunConfig | ReplayRunConfig, device: str) -> bool:
+    """Return whether a learner on ``device`` launches its work as graphs: as asked, or where it
+    can. Raises ConfigError if they are asked for and cannot hold what it does."""
+    if config.cuda_graphs is False:
+        return False
+    reasons = _obstacles(config)
+    if config.cuda_graphs is None:
+        return device.startswith("cuda") and not reasons
+    if not device.startswith("cuda"):
+        raise ConfigError(
+            f"--cuda-graphs: the learner is on the {device}; leave it out, or learn on a GPU "
+            "(--device)"
+        )
+    if reasons:
+        raise ConfigError(f"--cuda-graphs {reasons[0]}; leave out one of the two")
+    return True
+
+
+def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
+    """Return what a graph cannot hold, each as a flag and the reason."""
+    core, learners = config.model.core, config.num_learners
+    reasons = {
+        f"--model.core {core}: its passes depend on where episodes begin": core != "none",
+        f"--num-learners {learners}: it cannot hold the sums of gradients": learners > 1,
+        "--variable-experience: batches differ in size": config.variable_experience,
+        "--noisy-nets: a graph would repeat its noise": getattr(config, "noisy_nets", False),
+        "--exploration-schedule linear: a graph has a fixed bonus": (
+            getattr(config, "exploration_schedule", "constant") == "linear"
+        ),
+    }
+    return [reason for reason, holds in reasons.items() if holds]

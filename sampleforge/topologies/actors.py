@@ -1,26 +1,55 @@
-"""The actors of a graph, which all its policy groups share."""
+"""The actors of a graph, which all its policy groups share: what makes their environments, and
+their ports to the policies that are trained and to those that only act."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
 from sampleforge.runtime.processes import available_cores
+from sampleforge.shared.newest import SharedWeights
+from sampleforge.shared.snapshots import SnapshotPool
+from sampleforge.topologies.builders import env_makers, in_threads
 from sampleforge.topologies.channels import ActorChannels
 from sampleforge.topologies.config import SamplingConfig
-from sampleforge.topologies.env_makers import env_makers, in_threads
-from sampleforge.topologies.frozen import frozen_port
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.members import member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.starts import FrozenStart
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.frozen import FrozenPort
+from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.stepping import IndependentStepping
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
+
+
+def frozen_port(group: FrozenGroup, policy: int, actor: int) -> FrozenPort:
+    """Return the port of an actor to a frozen policy."""
+    (seed,) = row_seeds(group.seed, actor, FROZEN_STREAM, 1)
+    return FrozenPort(policy, FrozenInference(group.pool, group.new_model, seed))
+
+
+def frozen_group(
+    start: FrozenStart,
+    new_model: Callable[[], ActorCritic | QNetwork],
+    latest: Mapping[str, SharedWeights],
+) -> FrozenGroup:
+    """Return a frozen policy with the weights that it begins with. ``latest``: the weights of each
+    trained policy, by its id."""
+    model = new_model()
+    follows = None if start.follows is None else latest[start.follows]
+    pool = SnapshotPool(model.state_dict(), start.snapshots, follows)
+    if follows is None:
+        if start.start.resume is not None:
+            start.start.resume.weights(model)
+        pool.put(0, model.state_dict(), 0)
+    return FrozenGroup(start.id, pool, new_model, start.start.seed)
 
 
 def add_actors(
@@ -40,12 +69,12 @@ def add_actors(
     """
     cores = available_cores()
     members = [group.member for group in groups if group.member is not None]
-    lives, tasks = channels.restart_budget, graph.hooks.tasks
+    budget, tasks = channels.restart_budget, graph.hooks.tasks
     for index, wakeup in enumerate(channels.wakeups[: plan.num_workers]):
         envs = (
-            member_env_makers(index, config, plan, members, lives, tasks)
+            member_env_makers(index, config, plan, members, budget.life, tasks)
             if members
-            else env_makers(index, config, plan, graph.start, lives, tasks)
+            else env_makers(index, config, plan, graph.start, budget.life, tasks)
         )
         if plan.variable:
             envs = in_threads(envs, wakeup)
@@ -68,4 +97,4 @@ def add_actors(
         )
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         placement = Placement(pinned_to, config.worker_niceness)
-        graph.add("actor", actor, row, wakeup, placement, RestartAlone(lives, index), envs)
+        graph.add("actor", actor, row, wakeup, placement, RestartAlone(budget, index), envs)

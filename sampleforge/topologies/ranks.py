@@ -1,0 +1,244 @@
+"""Ranks that each sample and learn, and average their gradients: those of one machine, and those
+that torchrun starts, each of which shares no memory with the others.
+
+As DD-PPO has them: Wijmans et al. 2019, arXiv 1911.00357.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.config import ConfigError, typed
+from sampleforge.peers.boards import GroupEpoch, RolloutBoard, StoreBoard
+from sampleforge.peers.rendezvous import StartupRendezvous, WorldRendezvous
+from sampleforge.peers.torch_group import Backend
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.torchrun import World
+from sampleforge.shared.counters import AgreedProgress
+from sampleforge.shared.newest import StateSnapshot
+from sampleforge.shared.records import EpisodeList, EpisodeQueue
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, new_state
+from sampleforge.topologies.config import AnyConfig, RanksRunConfig
+from sampleforge.topologies.datasets import add_recorder, rollout_queue, with_recording
+from sampleforge.topologies.devices import choose_backend, local_rendezvous, member_devices
+from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.rank import RankContext, add_rank
+from sampleforge.topologies.ranks_plan import acts_on_device, slot_shape
+from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.starts import PolicyStart, ResumePoint
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
+from sampleforge.workers.rank_sync import MetricsSync
+
+
+def wire_ranks(
+    algorithm: Algorithm,
+    config: RanksRunConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: ResumePoint,
+    policies: Sequence[PolicyStart],
+    hooks: RunHooks = NO_HOOKS,
+) -> Graph:
+    """Wire the ranks of this machine, which learn one policy. Nothing runs yet, except the store of
+    nccl, if each rank has a GPU. Rank 0 answers the driver and writes the checkpoints. ``hooks``:
+    of the run's callbacks."""
+    policy = single_policy(config.algo, policies)
+    start, ranks = policy.start, plan.num_workers
+    graph = GraphBuilder(config, start, hooks)
+    episodes = EpisodeQueue(ranks)
+    new_model = NetworkMaker(algorithm, config, spec, start.seed)
+    devices = member_devices(plan.device, ranks)
+    rendezvous = local_rendezvous(
+        devices, config.rank_timeout, gradient_bytes(new_model, plan, start)
+    )
+    snapshot = None if config.serial else StateSnapshot(new_state(new_model, plan, start))
+    streams = plan.num_splits * (2 if config.variable_experience else 1)
+    shape = slot_shape(algorithm, config, spec, plan.rows, ranks)
+    queue = rollout_queue(config, spec, shape, ranks, streams)
+    context = RankContext(
+        graph,
+        new_model,
+        plan,
+        policy,
+        episodes,
+        RolloutBoard(ranks),
+        GroupEpoch(config.max_rank_restarts, ranks),
+        [graph.new_row() for _ in range(ranks)],
+        snapshot=snapshot,
+        recorded=queue,
+    )
+    added = [add_rank(context, join) for join in rendezvous.members]
+    recording = add_recorder(graph, config, queue)
+    nodes, exchanges, weights = zip(*added, strict=True)
+    evaluation = add_evaluators(graph, config, weights[0], new_model, "rank 0")
+    group = PolicyGroup(
+        policy.id,
+        nodes,
+        exchanges[0],
+        weights[0],
+        plan.max_policy_lag,
+        synchronous=True,
+        snapshot=snapshot,
+        evaluations=evaluation.results,
+        resources=rendezvous.resources,
+    )
+    wired = graph.build(
+        groups=[group],
+        edges=[*edges(ranks), *evaluation.edges],
+        notes=notes(config, plan, spec, rendezvous.note, snapshot),
+        episodes=episodes,
+        progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
+    )
+    return with_recording(wired, recording)
+
+
+def single_policy(algo: str, policies: Sequence[PolicyStart]) -> PolicyStart:
+    """Return the only policy. Raises ConfigError for several policies."""
+    if len(policies) != 1:
+        raise ConfigError(
+            f"{algo} trains one policy, but {len(policies)} are asked for: a rank's actor and "
+            "learner share one; use appo or apex"
+        )
+    return policies[0]
+
+
+def edges(ranks: int) -> tuple[Edge, ...]:
+    """Return the edges of the ranks."""
+    each = f"{ranks} ranks"
+    return (
+        Edge(each, each, "gradients, summed at every minibatch; counts and moments"),
+        Edge("rank 0", "driver", "checkpoints, metrics"),
+        Edge(each, "driver", "finished episodes"),
+    )
+
+
+def notes(
+    config: RanksRunConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    gradients: str,
+    snapshot: StateSnapshot | None = None,
+) -> tuple[str, ...]:
+    """Return the notes about a run; ``gradients`` names the transport of gradients."""
+    ranks = plan.num_workers
+    state = "" if snapshot is None else human_bytes(snapshot.nbytes)
+    variable = plan.slots > ranks * plan.num_splits
+    on_gpu = acts_on_device(config, plan.device, spec)
+    return (
+        plan.describe_envs("ranks"),
+        f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
+        *(["variable experience: faster splits give more of a batch"] if variable else []),
+        *plan.lag.notes,
+        f"slots {human_bytes(plan.slot_bytes)} of shared memory",
+        f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
+        *(["inference on the rank's GPU (images)"] if on_gpu else []),
+        gradients,
+        *([f"learner state {state} of shared memory, for restarts"] if state else []),
+        *plan.reasons,
+        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
+    )
+
+
+def check_world(config: AnyConfig, world: World) -> RanksRunConfig:
+    """Return the config as that of a rank of ``world``. Raises ConfigError if such a run is not
+    possible under torchrun."""
+    if not isinstance(config, RanksRunConfig):
+        raise ConfigError(
+            f"WORLD_SIZE is {world.size}, as torchrun sets it, but {config.algo} is of one "
+            "machine, and every process would train by itself; use ddppo, or start it without "
+            "torchrun"
+        )
+    if config.num_ranks not in (None, world.size):
+        raise ConfigError(
+            f"--num-ranks is {config.num_ranks} (as asked for, or by the preset), but WORLD_SIZE "
+            f"is {world.size}; under torchrun leave it out, or give --num-ranks None"
+        )
+    if config.record is not None:
+        raise ConfigError(
+            f"{typed('record', config.record)}: ranks that torchrun starts share no memory with a "
+            "recorder; leave it out, or use --num-ranks instead of torchrun"
+        )
+    for name in ("serial", "benchmark"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name} is for one machine without torchrun, which has set WORLD_SIZE to "
+                f"{world.size}; leave it out, or use --num-ranks instead of torchrun"
+            )
+    if world.max_attempts and config.run_dir is None:
+        raise ConfigError(
+            f"torchrun may start the ranks again {world.max_attempts} times (--max-restarts), but "
+            "without --run-dir each start has a new folder and finds no checkpoint; give --run-dir"
+        )
+    return config
+
+
+def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
+    """Return (the backend, the reason for it as text, this rank's device)."""
+    devices = member_devices(device, world.local_size)
+    backend, why = choose_backend(devices)
+    return backend, why, devices[world.local_rank]
+
+
+def wire_world(
+    algorithm: Algorithm,
+    config: RanksRunConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: ResumePoint,
+    policies: Sequence[PolicyStart],
+    *,
+    rendezvous: StartupRendezvous,
+    hooks: RunHooks = NO_HOOKS,
+) -> Graph:
+    """Wire the rank of this process, after the rendezvous of all ranks; rank 0 also has the
+    evaluators. ``hooks``: of the callbacks of this process."""
+    policy = single_policy(config.algo, policies)
+    start, world = policy.start, rendezvous.world
+    leads = world.rank == 0
+    graph = GraphBuilder(config, start, hooks)
+    new_model = NetworkMaker(algorithm, config, spec, start.seed)
+    played, known = EpisodeList(), EpisodeList()
+    backend, why, device = backend_and_device(plan.device, world)
+    board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
+    context = RankContext(
+        graph,
+        new_model,
+        plan,
+        policy,
+        played,
+        board,
+        GroupEpoch(0, world.size),  # no rank is replaced alone: torchrun restarts all of them
+        [graph.new_row() for _ in range(world.size)],
+        metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
+    )
+    join = WorldRendezvous(rendezvous, backend, config.rank_timeout, device)
+    node, exchange, weights = add_rank(context, join, world.local_rank)
+    evaluation = AddedEvaluators()
+    if leads:
+        evaluation = add_evaluators(graph, config, weights, new_model, "rank 0")
+    group = PolicyGroup(
+        policy.id,
+        (node,),
+        exchange,
+        weights,
+        plan.max_policy_lag,
+        synchronous=True,
+        evaluations=evaluation.results,
+        resources=(board,),
+    )
+    wired = graph.build(
+        groups=[group],
+        edges=[*edges(world.size), *evaluation.edges],
+        notes=[
+            *notes(config, plan, spec, f"gradients through {why}"),
+            f"rendezvous at {world.store}",
+        ],
+        episodes=known,
+        progress=AgreedProgress(**vars(graph.progress), ranks=(world.rank,)),
+    )
+    if world.attempt and leads:
+        wired.counters.row(0)["restarts"] += 1
+    return wired

@@ -1,1 +1,0 @@
-"""The topology of DD-PPO: its plan, its wiring, and its ranks under torchrun."""

@@ -1,1 +1,0 @@
-"""The topology of APPO: its plan and its wiring."""

@@ -1,1 +1,0 @@
-"""MARWIL: a learner that reads recorded data, and no actors."""
