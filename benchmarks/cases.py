@@ -13,7 +13,7 @@ import torch
 
 from sampleforge.env.registry import make_vector
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig

@@ -26,14 +26,12 @@ from cases import filled_slots, prepared, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.algorithm import LearnerPlace
-from sampleforge.algorithms.averaging import Local
 from sampleforge.algorithms.captured import CudaGraphs
-from sampleforge.algorithms.experience import WHOLE
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.sampling import sampling
-from sampleforge.models.compiled import compile_passes
+from sampleforge.models.forward import compile_passes
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
@@ -194,7 +192,7 @@ def sac_updates(device: torch.device, seconds: float) -> dict[str, Any]:
     def measured(how: str) -> dict[str, Any]:
         with seeded(1):
             network = SAC.new_network(config, spec)
-            place = LearnerPlace(spec, device, "fp32", 1, 2, Local(), None, WHOLE)
+            place = LearnerPlace(device, seed=1, noise_seed=2, spec=spec)
             learner: Any = SAC.new_learner(config, network, place)
         if how == "graph":
             learner.use_graphs(CudaGraphs(device))

@@ -25,6 +25,7 @@ from machine import describe, table
 
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.config import ModelConfig
@@ -72,9 +73,7 @@ def ppo(
             seeded_model(config.model, spec, 1),
             loss(config, config.gamma, normalises_returns=config.normalise_returns),
             config,
-            device=CPU,
-            precision="fp32",
-            seed=1,
+            LearnerPlace(CPU, seed=1),
         )
 
     ours, plain = learner(AppoLoss), learner(LiteralLoss)
@@ -126,7 +125,7 @@ def q_learning() -> tuple[Callable[[], None], Callable[[], None], int, float]:
     )
 
     def learner(by_hand: bool) -> DqnLearner:
-        one = DqnLearner(copy.deepcopy(model), config, device=CPU, precision="fp32")
+        one = DqnLearner(copy.deepcopy(model), config, LearnerPlace(CPU))
         assert one._passes is not None
         one._passes = one._passes if by_hand else None
         return one

@@ -29,9 +29,9 @@ from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.precision import autocast
 from sampleforge.algorithms.sampling import Stochastic, actor_critic_columns, sampling
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.slots import TrajectorySlots

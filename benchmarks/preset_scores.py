@@ -112,7 +112,7 @@ def protocol(run_dir: Path, args: argparse.Namespace) -> str:
 
 def measure(algo: str, preset: str, args: argparse.Namespace) -> None:
     """Measure a preset, and write its score and curves."""
-    from sampleforge.tools.plots.panels import draw
+    from sampleforge.tools.plots.curves import draw
 
     conditions = dict(
         line.split(maxsplit=1) for line in machine.describe("torch", "gymnasium").splitlines()

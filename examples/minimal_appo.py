@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import sampleforge as sf
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.env.probe import probe
@@ -97,7 +98,7 @@ def train(config: sf.AppoConfig) -> Iterator[tuple[int, float, dict[str, float]]
     spec = probe(config)
     model = ActorCritic(config.model, spec.observations, spec.actions)
     loss = AppoLoss(config, config.gamma)
-    learner = PpoLearner(model, loss, config, device=CPU, precision="fp32", seed=1)
+    learner = PpoLearner(model, loss, config, LearnerPlace(CPU, seed=1))
     shape = SlotShape(ROLLOUT, ROWS, spec, model.state_size)
     slots = TrajectorySlots(SLOTS_PER_BATCH, shape)
     batches = BatchBuilder(slots, SLOTS_PER_BATCH)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 import sampleforge as sf
-from sampleforge.algorithms.algorithm import LearnerPlace
 from sampleforge.algorithms.experience import Experience
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.losses import AutogradLoss
 from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.algorithms.ppo.learner import PpoLearner
@@ -105,17 +105,7 @@ class A2cLoss(AutogradLoss):
 
 def new_learner(config: A2cConfig, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
     """Return the learner of batches of rollouts, with this loss."""
-    return PpoLearner(
-        network,
-        A2cLoss(config),
-        config,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
-        averaging=place.averaging,
-        batch_size=place.batch_size,
-        share=place.share,
-    )
+    return PpoLearner(network, A2cLoss(config), config, place)
 
 
 def never(config: A2cConfig) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
 from sampleforge.data.rollout_queue import RecordedRollout, Rollout

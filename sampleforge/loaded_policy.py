@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
 from sampleforge.env.probe import probe
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.registry import resolve_encoder
 from sampleforge.run.folder.checkpoint import CheckpointStore, load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.tasks import at_newest
 from sampleforge.env.user_function import import_function

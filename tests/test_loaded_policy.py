@@ -25,8 +25,8 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import env_spec
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from sampleforge.evaluation import evaluate
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import make_model
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust
 from sampleforge.spec import ACTION, EnvSpaces, EnvSpec, with_action_units
@@ -240,7 +240,7 @@ def policy_of(
     observation: spaces.Space[Any], action: spaces.Space[Any], mask_in_info: bool = False
 ) -> LoadedPolicy:
     spec = env_spec("Fake-v0", EnvSpaces(observation, action, mask_in_info))
-    return LoadedPolicy(make_model(SMALL, spec.observations, spec.actions), spec)
+    return LoadedPolicy(ActorCritic(SMALL, spec.observations, spec.actions), spec)
 
 
 PIXELS = spaces.Box(0, 255, (3,), np.uint8)

@@ -1,24 +1,27 @@
-"""Acting: a network that follows the newest weights, and the choice of actions from its outputs."""
+"""Acting: a network that follows the newest weights, or has fixed ones, and the choice of actions
+from its outputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy.typing as npt
 import torch
 
-from sampleforge.algorithms.direct_acting import DirectActing
-from sampleforge.algorithms.precision import autocast
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.compiled import compile_passes
+from sampleforge.models.forward import autocast, compile_passes
 from sampleforge.models.mlp_pass import MAX_ROWS
-from sampleforge.models.noisy import Noise, set_noise
+from sampleforge.models.q_heads import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ArraySpec
+
+if TYPE_CHECKING:
+    from sampleforge.algorithms.sampling import DirectActing
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -69,23 +72,26 @@ class Acted(NamedTuple, Generic[T]):
     state: T  # float32 [B, S], after this step
 
 
-class Chooser(Protocol):
-    """Chooses actions. ``distribution``: what the network's ``choices`` returns for B rows;
-    ``rows`` int64 [B]: the numbers of the env rows in the run."""
+class Chooser:
+    """The base of what chooses actions. ``distribution``: what the network's ``choices`` returns
+    for B rows; ``rows`` int64 [B]: the numbers of the env rows in the run."""
 
     def begin(self) -> Hashable:
         """Called before each step: note what the choice depends on besides its arguments. Return
         what decides which operations it takes; None if they are always the same."""
+        return None
 
     def __call__(
         self, distribution: Any, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Return the actions, leaf -> [B, ...]. ``is_first`` bool [B]: an episode begins."""
+        raise NotImplementedError
 
     def recorded(self, distribution: Any, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the columns of a recording that say how the last actions were drawn: "parameters"
         [B, P] of their distribution, and "independent", bool [B]: whether they were drawn from it
         independently of the steps before."""
+        raise NotImplementedError
 
 
 Columns = Callable[[Any, torch.Tensor, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -229,3 +235,47 @@ class Acting:
         is_first = torch.zeros(state.shape[0], dtype=torch.bool, device=self._device)
         with autocast(self._device, self._precision):
             return self._network.step(obs, state, is_first).values
+
+
+class FrozenPolicy:
+    """Acts with the weights that its ``model`` has: in evaluation, and for a loaded policy.
+
+    ``columns`` are what a dataset needs of the last step, if it is ``recorded`` and has sampled:
+    "log_prob" float32 [B] of the actions, the "parameters" [B, P] of their distribution (of a
+    Q-network the log-probabilities of all actions), and "independent", bool [B], all True."""
+
+    def __init__(self, model: ActorCritic | QNetwork, *, recorded: bool = False) -> None:
+        self.model = model.eval()
+        self.columns: dict[str, Array] = {}
+        self._recorded = recorded
+
+    def initial_state(self, rows: int) -> torch.Tensor:
+        """Return the recurrent state [rows, S] to begin with."""
+        return torch.zeros(rows, self.model.state_size)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        obs: Mapping[str, Array],
+        state: torch.Tensor,
+        is_first: Array,
+        *,
+        stochastic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[dict[str, Array], torch.Tensor]:
+        """Return (actions, next state) for observation leaves [B, ...] as slots hold them, the
+        recurrent state [B, S] and ``is_first`` (bool [B]: the state is zeroed there). Actions are
+        leaf -> [B, ...] as slots hold them: the most likely ones, or, with ``stochastic``, samples
+        (from ``generator``; None: torch's global generator)."""
+        leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
+        output = self.model.step(leaves, state, torch.from_numpy(is_first))
+        distribution = self.model.distribution(output.parameters, leaves)
+        chosen = distribution.sample(generator) if stochastic else distribution.mode()
+        if self._recorded:
+            self.columns = {}
+            if stochastic:
+                log_prob = distribution.log_prob(chosen)
+                self.columns["log_prob"] = log_prob.numpy()
+                self.columns["parameters"] = distribution.parameters.numpy()
+                self.columns["independent"] = torch.ones_like(log_prob, dtype=torch.bool).numpy()
+        return {name: leaf.numpy() for name, leaf in chosen.items()}, output.state

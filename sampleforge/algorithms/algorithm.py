@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.averaging import Averaging
-from sampleforge.algorithms.experience import WHOLE, Share
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.learning import Learner, LearnerPlace
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.rollouts.slots import TrajectorySlots
@@ -25,23 +23,6 @@ FinishRollout = Callable[[TrajectorySlots, int], None]
 def never(config: Any) -> bool:
     """Return False, for any config."""
     return False
-
-
-@dataclass(frozen=True)
-class LearnerPlace:
-    """Where a learner learns, beside which others. ``spec``: of the environment, or of the agents
-    for which it learns. ``noise_seed``: of the noise that its passes draw; ``seed``: of all else.
-    ``batch_size``: the nominal env steps of a batch whose size varies (None: it does not).
-    ``share``: the part of each batch that it has, if there are several."""
-
-    spec: EnvSpec
-    device: torch.device
-    precision: str
-    seed: int
-    noise_seed: int
-    averaging: Averaging
-    batch_size: int | None = None
-    share: Share = WHOLE
 
 
 @dataclass(frozen=True)

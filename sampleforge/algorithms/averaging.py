@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -22,11 +21,11 @@ BUCKET_BYTES = 4 << 20
 with the rest of the backward pass. Below a few MiB the latency of messages outweighs that."""
 
 
-class Averaging(Protocol):
-    """A learner's exchange with the other ranks. All ranks call the same methods in the same
-    order. ``solo``: whether there are no other ranks."""
+class Averaging:
+    """A learner's exchange with the other ranks: none, for a single rank, which has all rows. All
+    ranks call the same methods in the same order. ``solo``: whether there are no other ranks."""
 
-    solo: bool
+    solo = True
 
     def follow(self, flat: FlatParameters) -> None:
         """Prepare for the averaging of the gradients of ``flat``. A learner with several optimisers
@@ -34,6 +33,7 @@ class Averaging(Protocol):
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the ``values`` [k] of every rank as float64 [ranks, k], the same on all ranks."""
+        return alone(values.double())
 
     def backward(
         self,
@@ -48,44 +48,19 @@ class Averaging(Protocol):
 
         ``loss`` and ``metrics`` (detached) are means over this rank's rows, and ``weight`` is the
         fraction (0 to 1) of all rows that these are."""
+        self.clear(flat)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return metrics
 
     def clear(self, flat: FlatParameters) -> None:
         """Set the gradients to zero, before the caller computes those of this rank's rows."""
+        flat.zero_gradient()
 
     def finish(self, flat: FlatParameters) -> None:
         """Make the gradients, which the caller has computed since `clear`, sums over all ranks."""
 
 
-class Local:
-    """The averaging of a single rank, which has all rows: it changes nothing."""
-
-    solo = True
-
-    def follow(self, flat: FlatParameters) -> None:
-        pass
-
-    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        return alone(values.double())
-
-    def backward(
-        self,
-        flat: FlatParameters,
-        loss: torch.Tensor,
-        metrics: dict[str, torch.Tensor],
-        weight: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
-        flat.zero_gradient()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return metrics
-
-    def clear(self, flat: FlatParameters) -> None:
-        flat.zero_gradient()
-
-    def finish(self, flat: FlatParameters) -> None:
-        pass
-
-
-class DataParallel:
+class DataParallel(Averaging):
     """The averaging of one of several ranks, through its `RankGroup`. A new ``group`` may be set
     between two updates."""
 

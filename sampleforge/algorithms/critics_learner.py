@@ -13,24 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sampleforge.algorithms.algorithm import LearnerPlace
 from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algorithms.config import CriticsConfig
 from sampleforge.algorithms.critics_passes import has_passes
 from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
-from sampleforge.algorithms.learning import GradientLearner, Update, to_floats
-from sampleforge.algorithms.precision import autocast
-from sampleforge.algorithms.windows import MakeWindows
+from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update, to_floats
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
-from sampleforge.replay.config import ReplayConfig
+from sampleforge.models.forward import autocast
 from sampleforge.replay.importance import importance_weights, share_of
-from sampleforge.replay.items import write_items
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
-from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.newest import SharedWeights
-from sampleforge.spec import EnvSpec
 
 Config = TypeVar("Config", bound=CriticsConfig)
 HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "target_rate")
@@ -71,15 +64,8 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
     ) -> None:
         self.critics = critics
         self.target = copy.deepcopy(critics).requires_grad_(False)
-        super().__init__(
-            model,
-            config,
-            changeable,
-            device=place.device,
-            precision=place.precision,
-            averaging=place.averaging,
-            others={"critics": critics, "target": self.target, **(others or {})},
-        )
+        own = {"critics": critics, "target": self.target, **(others or {})}
+        super().__init__(model, config, changeable, place, own)
         self._seed, self._share = place.noise_seed, place.share
         self._generator = torch.Generator(place.device)
         self._of_actor = self._add_optimiser("actor_optimiser", model, self._adam)
@@ -227,8 +213,10 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         self._seed = seed
 
 
-def new_critics(config: Any, spec: EnvSpec) -> Critics:
+def new_critics(config: Any, place: LearnerPlace) -> Critics:
     """Return the critics of a run with their initial weights, from torch's global generator."""
+    spec = place.spec
+    assert spec is not None
     return Critics(config.model, spec.observations, spec.actions, config.num_critics)
 
 
@@ -246,18 +234,3 @@ def critic_loss(values: Tensor, targets: Tensor, weights: Tensor | None) -> Tens
     ``values`` [N, B], ``targets`` [B]; ``weights`` [B]: importance weights (None: all are 1)."""
     squares = 0.5 * (values - targets).square()
     return (squares if weights is None else squares * weights).mean(1).sum()
-
-
-@dataclass(frozen=True)
-class WriteWindows:
-    """Adds n-step windows to an actor's complete rollout, and the same first priority to each of
-    its transitions: an actor has no critics from which another would follow."""
-
-    config: ReplayConfig
-    weights: SharedWeights | None = None
-
-    def __call__(self, slots: TrajectorySlots, slot: int) -> None:
-        make = MakeWindows(self.config, slots.shape.drops_truncated)
-        reward = slots.reward[slot]
-        windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
-        write_items(slots, slot, windows, np.ones_like(reward))

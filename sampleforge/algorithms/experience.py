@@ -1,19 +1,74 @@
-"""Experience: a sampled batch with shaped rewards and masks, and its division into minibatches."""
+"""Experience: a sampled batch with shaped rewards and masks, and its division into minibatches.
+
+The number of steps of a batch may vary, in total and from env to env (variable experience rollout;
+Wijmans et al. 2022, arXiv 2210.05064). Fast envs give more steps than slow ones, so their states
+would be over-represented: a sample comes from env e with the probability n_e / sum(n); with equal
+shares it would be 1 / envs. The importance weight of the steps of env e is m / n_e, truncated at 1,
+where m = sum(n) / envs is the equal share. (The steps of a slow env are few: weights above 1 would
+only add variance.) So all steps of an env together count for at most m, however many they are. In a
+complete round m is the rollout length T, as in the paper; m is less if the round is cut short, and
+more if it continues for late ranks.
+
+Means are divided by the sum of the weights. (The paper's own code divides by the number of steps,
+so that its gradients become smaller, the more uneven the envs are.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sampleforge.algorithms.config import LearnerConfig
-from sampleforge.algorithms.minibatches import env_share, minibatch_indices
-from sampleforge.ops.rewards import learned_rewards
+from sampleforge.ops.returns import learned_rewards
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.slots import NOT_TAKEN
+
+
+def env_share(step_mask: Tensor, env_row: Tensor, gather: Gather = alone) -> Tensor:
+    """Return the weight of each step, min(1, m / n_e) [T, B] for env row e, and 0 where no step was
+    taken.
+
+    ``step_mask`` (bool [T, B]) marks the steps that were taken; ``env_row`` (int64 [B]) is the env
+    row of each column. Every env row of this rank has a column, if need be an empty one. n_e counts
+    the steps of all columns of e; m is the mean of n_e over the env rows of all ranks.
+    """
+    shapes = step_mask.shape, env_row.shape
+    assert step_mask.ndim == 2 and env_row.shape == step_mask.shape[1:], shapes
+    per_column = step_mask.sum(0).float()
+    per_env = per_column.new_zeros(int(env_row.max()) + 1).index_add_(0, env_row, per_column)
+    sizes = torch.stack((per_env.sum(), torch.ones_like(per_env).sum()))
+    steps, env_rows = gather(sizes).sum(0)
+    share = (steps / env_rows / per_env.clamp(min=1.0)).clamp(max=1.0).float()
+    return torch.where(step_mask, share[env_row], 0.0)
+
+
+def minibatch_indices(
+    step_mask: Tensor, count: int, *, whole_rows: bool, generator: torch.Generator
+) -> tuple[Tensor, ...]:
+    """Divide the steps that were taken into ``count`` random minibatches, whose sizes differ by at
+    most one.
+
+    ``step_mask`` (bool [T, B]) marks the steps that were taken. The results are positions in the
+    flattened [T * B], or, with ``whole_rows``, columns. Ranks wait for each other at every
+    minibatch, so each rank makes ``count`` of them, none empty: if there are fewer steps (columns)
+    than minibatches, steps that were not taken and count for nothing are dealt out as well, and if
+    need be some twice.
+    """
+    wanted = step_mask.any(0) if whole_rows else step_mask.flatten()
+    indices = wanted.nonzero().squeeze(1)
+    if len(indices) < count:
+        indices = torch.arange(max(count, len(wanted)), device=step_mask.device) % len(wanted)
+    # Ranks compare their generators: each rank draws one number, however many steps it shuffles.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    order = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))
+    order = order.to(indices.device)
+    return torch.tensor_split(indices[order], count)
 
 
 @dataclass(frozen=True)
@@ -22,8 +77,7 @@ class Experience:
 
     ``obs`` and ``is_first`` have T+1 time steps if the loss needs the values after the last step,
     otherwise T. ``advantages`` and ``targets`` are set if they were computed for the whole batch.
-    ``share`` is set if env rows gave different numbers of steps: see
-    `sampleforge.algorithms.minibatches`.
+    ``share`` is set if env rows gave different numbers of steps: see `env_share`.
     """
 
     obs: dict[str, torch.Tensor]  # [T or T+1, B, ...]
@@ -215,3 +269,89 @@ def part_of_minibatch(
     index = index.new_zeros(1) if empty else index
     part = experience.rows(index) if whole_rows else experience.steps(index)
     return replace(part, mask=torch.zeros_like(part.mask)) if empty else part
+
+
+class Minibatches:
+    """The minibatches of an update, one after the other, as places in the flattened [T * B] of its
+    experience.
+
+    ``drawn``: of each, int64 [n], its positions in [T * B], or with ``whole_rows`` its columns
+    [B], which it has with all their steps (None: the whole experience). Only a learner's part of a
+    minibatch may be empty; it gets a step, or column, that does not count, because all learners
+    make the same passes. ``index``: what is drawn in the end.
+
+    A column of all minibatches is [S, N], a row for each, so that an operation does the work of
+    all. If they differ in size, the ends of the shorter rows do not count.
+    """
+
+    def __init__(
+        self, drawn: Sequence[Tensor | None], experience: Experience, *, whole_rows: bool
+    ) -> None:
+        self.whole_rows = whole_rows
+        self._drawn = drawn
+        self.index = [each if each is None or len(each) else each.new_zeros(1) for each in drawn]
+        rollout, rows = experience.reward.shape
+        self._starts = torch.arange(0, rollout * rows, rows, device=experience.reward.device)
+        self._every = torch.arange(rollout * rows, device=experience.reward.device)
+        places = [self._places(each) for each in self.index]
+        sizes = [len(each) for each in places]
+        real = [
+            0 if each is not None and not len(each) else size
+            for each, size in zip(drawn, sizes, strict=True)
+        ]
+        self._sizes = None if min(real) == max(real) else sizes
+        at = self.whole(places)
+        self.shape = at.shape
+        # A single minibatch of all steps takes the columns as they are.
+        self._flat = None if self.index == [None] else at.flatten()
+        self._within: Tensor | None = None
+        if min(real) < at.shape[1]:
+            self._within = torch.ones_like(at, dtype=torch.bool)
+            for row, size in zip(self._within, real, strict=True):
+                row[size:] = False
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def flat(self, column: Tensor) -> Tensor:
+        """Return the steps [S * N, ...] of all minibatches of a column [T, B, ...]."""
+        flat = column.flatten(0, 1)
+        if self._flat is None:
+            return flat[: self.shape[1]]
+        return flat.index_select(0, self._flat)
+
+    def pick(self, column: Tensor) -> Tensor:
+        """Return the steps [S, N, ...] of all minibatches of a column [T, B, ...]."""
+        return self.flat(column).view(*self.shape, *column.shape[2:])
+
+    def counts(self, experience: Experience) -> Tensor:
+        """Return how much each step counts, bool or float [S, N]: see `Experience.counts`."""
+        counts = self.pick(experience.counts)
+        return counts if self._within is None else counts * self._within
+
+    def parts(self, column: Tensor) -> Sequence[Tensor]:
+        """Return the steps [N, ...] of each minibatch of a column [S, N, ...]."""
+        parts = column.unbind()
+        if self._sizes is None:
+            return parts
+        return [part[:size] for part, size in zip(parts, self._sizes, strict=True)]
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the column [S, N, ...] of the minibatches' ``parts``."""
+        if len(parts) == 1:
+            return parts[0].unsqueeze(0)
+        if self._sizes is None:
+            return torch.stack(list(parts))
+        return pad_sequence(list(parts), batch_first=True)
+
+    def part(self, number: int, experience: Experience) -> Experience:
+        """Return the experience of a minibatch."""
+        drawn = self._drawn[number]
+        if drawn is None:
+            return experience
+        return part_of_minibatch(experience, drawn, whole_rows=self.whole_rows)
+
+    def _places(self, index: Tensor | None) -> Tensor:
+        if index is None:
+            return self._every
+        return (self._starts.unsqueeze(1) + index).flatten() if self.whole_rows else index

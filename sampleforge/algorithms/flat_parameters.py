@@ -7,7 +7,7 @@ one per parameter: the optimiser's step, the norm of the gradient, the all-reduc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -130,19 +130,29 @@ def _chunk(parameters: list[Tensor]) -> Chunk:
     return chunk
 
 
-class Optimiser(Protocol):
-    """An optimiser of `FlatParameters`. ``state``: of each chunk, by name, a tensor [n] or []."""
+class Optimiser:
+    """The base of an optimiser of `FlatParameters`. ``state``: of each chunk, by name, a tensor [n]
+    or []. ``flat``, ``eps``: what it optimises, and what is added to the denominator of a step."""
 
-    flat: FlatParameters
-    eps: float
     state: dict[str, list[Tensor]]
+
+    def __init__(self, flat: FlatParameters, eps: float) -> None:
+        self.flat = flat
+        self.eps = eps
+        self._data = [chunk.data for chunk in flat.chunks]
+        self._gradients = [chunk.gradient for chunk in flat.chunks]
+
+    def _zeros(self) -> list[Tensor]:
+        """Return zeros for each number that is optimised."""
+        return [torch.zeros_like(data) for data in self._data]
 
     def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
         """Take a step with the learning rate ``rate``; none where ``skip`` (float32 []) is 1, which
         is decided on the device."""
+        raise NotImplementedError
 
 
-class Adam:
+class Adam(Optimiser):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) with torch's fused kernel.
 
     `torch.optim.Adam` calls the same kernel. What it does around it takes longer than the kernel
@@ -150,15 +160,12 @@ class Adam:
     """
 
     def __init__(self, flat: FlatParameters, betas: tuple[float, float], eps: float) -> None:
-        self.flat = flat
-        self._data = [chunk.data for chunk in flat.chunks]
-        self._gradients = [chunk.gradient for chunk in flat.chunks]
+        super().__init__(flat, eps)
         self._betas = betas
-        self.eps = eps
         self.state = {
             "step": [torch.zeros((), device=data.device) for data in self._data],
-            "exp_avg": [torch.zeros_like(data) for data in self._data],
-            "exp_avg_sq": [torch.zeros_like(data) for data in self._data],
+            "exp_avg": self._zeros(),
+            "exp_avg_sq": self._zeros(),
         }
 
     def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
@@ -194,19 +201,16 @@ class Adam:
             torch._foreach_sub_(steps, [skip] * len(steps))
 
 
-class RmsProp:
+class RmsProp(Optimiser):
     """Centred RMSProp (Graves 2013, arXiv 1308.0850, eq. 38 to 41, without momentum), by torch."""
 
     def __init__(self, flat: FlatParameters, decay: float, eps: float) -> None:
-        self.flat = flat
-        self._data = [chunk.data for chunk in flat.chunks]
-        self._gradients = [chunk.gradient for chunk in flat.chunks]
+        super().__init__(flat, eps)
         self._decay = decay
-        self.eps = eps
         self.state = {
             "step": [torch.zeros(()) for _ in self._data],
-            "square_avg": [torch.zeros_like(data) for data in self._data],
-            "grad_avg": [torch.zeros_like(data) for data in self._data],
+            "square_avg": self._zeros(),
+            "grad_avg": self._zeros(),
         }
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.averaging import Averaging
+from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import (
     FlatParameters,
     Frozen,
@@ -19,11 +21,38 @@ from sampleforge.algorithms.flat_parameters import (
     load_optimiser,
     optimiser_tensors,
 )
-from sampleforge.algorithms.hyperparameters import changed, check_names, values
-from sampleforge.ops.explained_variance import MOMENTS, explained_variance
+from sampleforge.ops.masked import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather, Moments, alone
 from sampleforge.ops.schedules import linear
 from sampleforge.shared.staging import wait_for_copies
+from sampleforge.spec import EnvSpec
+
+Config = TypeVar("Config", bound="Any")
+"""`LearnerConfig`, `DqnConfig`, `ImitationConfig`, or another with their ``learning_rate``,
+``lr_schedule`` and ``max_grad_norm``."""
+
+
+def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the current values of these hyperparameters, by name."""
+    return {name: getattr(config, name) for name in names}
+
+
+def changed(config: Config, names: tuple[str, ...], new: Mapping[str, Any]) -> Config:
+    """Return the config with the ``new`` values of the fields ``names``. Raises ConfigError for a
+    value that is out of range."""
+    changes: Config = replace(config, **{n: v for n, v in new.items() if n in names})
+    return changes
+
+
+def check_names(known: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise ValueError if ``new`` names a hyperparameter that cannot change during the training."""
+    unknown = sorted(set(new) - set(known))
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} cannot change during the training; hyperparameters that can: "
+            f"{', '.join(sorted(known))}"
+        )
+
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,6 +66,24 @@ class Update(NamedTuple):
     errors: npt.NDArray[np.float32] | None = None
     """[B] of the items of a sample, from which new priorities are made; None if the step was
     skipped, or there are no priorities."""
+
+
+@dataclass(frozen=True)
+class LearnerPlace:
+    """Where a learner learns, beside which others. ``noise_seed``: of the noise that its passes
+    draw; ``seed``: of all else. ``averaging`` connects it with the learners of the same policy in
+    other processes. ``batch_size``: the nominal env steps of a batch whose size varies (None: it
+    does not). ``share``: the part of each batch that it has, if there are several. ``spec``: of the
+    environment, or of the agents for which it learns, for networks of the learner alone."""
+
+    device: torch.device
+    precision: str = "fp32"
+    seed: int = 0
+    noise_seed: int = 0
+    averaging: Averaging = field(default_factory=Averaging)
+    batch_size: int | None = None
+    share: Share = WHOLE
+    spec: EnvSpec | None = None
 
 
 class Learner(Protocol):
@@ -81,9 +128,6 @@ class Learner(Protocol):
 
 
 Model = TypeVar("Model", bound=nn.Module)
-Config = TypeVar("Config", bound="Any")
-"""`LearnerConfig`, `DqnConfig`, `ImitationConfig`, or another with their ``learning_rate``,
-``lr_schedule`` and ``max_grad_norm``."""
 
 
 class GradientLearner(Generic[Model, Config]):
@@ -92,8 +136,7 @@ class GradientLearner(Generic[Model, Config]):
 
     ``model`` is the network that is published; ``others`` are the networks of the learner alone, by
     name. The constructor of the subclass calls `_add_optimiser` for those that are trained.
-    ``changeable``: the fields of ``config`` that `change` can change. ``averaging`` connects the
-    learner with those of the same policy in other processes (None: there are none).
+    ``changeable``: the fields of ``config`` that `change` can change.
 
     ``version``, the policy version, is the number of gradient steps, skipped ones included.
     ``env_steps`` and ``tag``: see `Learner`; the process around the learner sets them. A subclass
@@ -107,10 +150,7 @@ class GradientLearner(Generic[Model, Config]):
         model: Model,
         config: Config,
         changeable: tuple[str, ...],
-        *,
-        device: torch.device,
-        precision: str,
-        averaging: Averaging | None = None,
+        place: LearnerPlace,
         others: Mapping[str, nn.Module] | None = None,
     ) -> None:
         assert config.learning_rate is not None, "resolve_defaults comes first"
@@ -118,14 +158,14 @@ class GradientLearner(Generic[Model, Config]):
         self.version = 0
         self.env_steps = 0
         self.tag: dict[str, Any] = {}
-        self.averaging = averaging or Local()
+        self.averaging = place.averaging
         self._config = config
         self._changeable = changeable
-        self._device = device
-        self._precision = precision
+        self._device = place.device
+        self._precision = place.precision
         self._networks: dict[str, nn.Module] = {"model": model, **(others or {})}
         for network in self._networks.values():
-            network.to(device)
+            network.to(place.device)
         self._frozen: list[Frozen] = []
         self._optimisers: dict[str, Optimiser] = {}
         self._learning_rate: float = config.learning_rate

@@ -2,109 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from sampleforge.algorithms.experience import Experience, part_of_minibatch
+from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import Tensors
-from sampleforge.algorithms.precision import autocast
+from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses
-from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.ops.running_stats import Gather, Moments, alone, over_ranks
 
 MAXIMA = ("ratio_deviation",)
 """Metrics of a loss that are maxima over a minibatch, not means."""
 GATHERED = 512
 """Numbers, one of each minibatch, that are gathered from the other ranks in one message."""
-
-
-class Minibatches:
-    """The minibatches of an update, one after the other, as places in the flattened [T * B] of its
-    experience.
-
-    ``drawn``: of each, int64 [n], its positions in [T * B], or with ``whole_rows`` its columns
-    [B], which it has with all their steps (None: the whole experience). Only a learner's part of a
-    minibatch may be empty; it gets a step, or column, that does not count, because all learners
-    make the same passes. ``index``: what is drawn in the end.
-
-    A column of all minibatches is [S, N], a row for each, so that an operation does the work of
-    all. If they differ in size, the ends of the shorter rows do not count.
-    """
-
-    def __init__(
-        self, drawn: Sequence[Tensor | None], experience: Experience, *, whole_rows: bool
-    ) -> None:
-        self.whole_rows = whole_rows
-        self._drawn = drawn
-        self.index = [each if each is None or len(each) else each.new_zeros(1) for each in drawn]
-        rollout, rows = experience.reward.shape
-        self._starts = torch.arange(0, rollout * rows, rows, device=experience.reward.device)
-        self._every = torch.arange(rollout * rows, device=experience.reward.device)
-        places = [self._places(each) for each in self.index]
-        sizes = [len(each) for each in places]
-        real = [
-            0 if each is not None and not len(each) else size
-            for each, size in zip(drawn, sizes, strict=True)
-        ]
-        self._sizes = None if min(real) == max(real) else sizes
-        at = self.whole(places)
-        self.shape = at.shape
-        # A single minibatch of all steps takes the columns as they are.
-        self._flat = None if self.index == [None] else at.flatten()
-        self._within: Tensor | None = None
-        if min(real) < at.shape[1]:
-            self._within = torch.ones_like(at, dtype=torch.bool)
-            for row, size in zip(self._within, real, strict=True):
-                row[size:] = False
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def flat(self, column: Tensor) -> Tensor:
-        """Return the steps [S * N, ...] of all minibatches of a column [T, B, ...]."""
-        flat = column.flatten(0, 1)
-        if self._flat is None:
-            return flat[: self.shape[1]]
-        return flat.index_select(0, self._flat)
-
-    def pick(self, column: Tensor) -> Tensor:
-        """Return the steps [S, N, ...] of all minibatches of a column [T, B, ...]."""
-        return self.flat(column).view(*self.shape, *column.shape[2:])
-
-    def counts(self, experience: Experience) -> Tensor:
-        """Return how much each step counts, bool or float [S, N]: see `Experience.counts`."""
-        counts = self.pick(experience.counts)
-        return counts if self._within is None else counts * self._within
-
-    def parts(self, column: Tensor) -> Sequence[Tensor]:
-        """Return the steps [N, ...] of each minibatch of a column [S, N, ...]."""
-        parts = column.unbind()
-        if self._sizes is None:
-            return parts
-        return [part[:size] for part, size in zip(parts, self._sizes, strict=True)]
-
-    def whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the column [S, N, ...] of the minibatches' ``parts``."""
-        if len(parts) == 1:
-            return parts[0].unsqueeze(0)
-        if self._sizes is None:
-            return torch.stack(list(parts))
-        return pad_sequence(list(parts), batch_first=True)
-
-    def part(self, number: int, experience: Experience) -> Experience:
-        """Return the experience of a minibatch."""
-        drawn = self._drawn[number]
-        if drawn is None:
-            return experience
-        return part_of_minibatch(experience, drawn, whole_rows=self.whole_rows)
-
-    def _places(self, index: Tensor | None) -> Tensor:
-        if index is None:
-            return self._every
-        return (self._starts.unsqueeze(1) + index).flatten() if self.whole_rows else index
 
 
 class MinibatchLosses(Protocol):
@@ -164,7 +77,7 @@ class Loss:
         """Return this loss of the minibatches of an experience that `prepare` has returned.
 
         ``passes``: those of ``model`` by hand, if there are any. ``precision``: see
-        `sampleforge.algorithms.precision.autocast`. ``gather`` connects the learners that share a
+        `sampleforge.models.forward.autocast`. ``gather`` connects the learners that share a
         minibatch."""
         raise NotImplementedError
 
@@ -246,3 +159,15 @@ def gathered(of_minibatches: Tensor, gather: Gather) -> Tensor:
     if len(of_minibatches) <= GATHERED:
         return gather(of_minibatches)
     return torch.cat([gather(part) for part in torch.split(of_minibatches, GATHERED)], 1)
+
+
+def moments_over_ranks(own: Moments, gather: Gather) -> Moments:
+    """Return the moments [S] of the minibatches over all ranks, in messages of `GATHERED`."""
+    if len(own.mean) <= GATHERED:
+        return over_ranks(own, gather)
+    columns = (torch.split(column, GATHERED) for column in (own.mean, own.var, own.count))
+    merged = [over_ranks(Moments(*part), gather) for part in zip(*columns, strict=True)]
+    mean, var, count = (
+        torch.cat([getattr(part, name) for part in merged]) for name in ("mean", "var", "count")
+    )
+    return Moments(mean, var, count)

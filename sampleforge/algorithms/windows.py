@@ -1,12 +1,17 @@
-"""The n-step windows of the rewards that are learned from."""
+"""The n-step windows of the rewards that are learned from, which actors add to their rollouts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
-from sampleforge.ops.rewards import learned_rewards
+import numpy as np
+
+from sampleforge.ops.q_learning import Flags, Floats, Windows, n_step_windows
+from sampleforge.ops.returns import learned_rewards
 from sampleforge.replay.config import ReplayConfig
+from sampleforge.replay.items import write_items
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.newest import SharedWeights
 
 
 @dataclass(frozen=True)
@@ -14,7 +19,7 @@ class MakeWindows:
     """Makes the n-step windows of scaled and clipped rewards; all arrays are [T, rows].
 
     ``config`` has its defaults resolved; ``drop_truncated``: see
-    `sampleforge.ops.n_step.n_step_windows`."""
+    `sampleforge.ops.q_learning.n_step_windows`."""
 
     config: ReplayConfig
     drop_truncated: bool
@@ -45,3 +50,18 @@ class MakeWindows:
             self.gamma,
             drop_truncated=self.drop_truncated,
         )
+
+
+@dataclass(frozen=True)
+class WriteWindows:
+    """Adds n-step windows to an actor's complete rollout, and the same first priority to each of
+    its transitions: an actor has no critics from which another would follow."""
+
+    config: ReplayConfig
+    weights: SharedWeights | None = None
+
+    def __call__(self, slots: TrajectorySlots, slot: int) -> None:
+        make = MakeWindows(self.config, slots.shape.drops_truncated)
+        reward = slots.reward[slot]
+        windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
+        write_items(slots, slot, windows, np.ones_like(reward))

@@ -51,7 +51,7 @@ def run(args: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
     from sampleforge.run.folder.checkpoint import CheckpointError
-    from sampleforge.tools.export.write import ExportError, export_run
+    from sampleforge.tools.export import ExportError, export_run
 
     repeated = {} if flags.encoder is None else {"model.encoder": flags.encoder}
     try:

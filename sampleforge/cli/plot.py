@@ -19,7 +19,7 @@ CURVES_ONLY = ("group", "smooth", "log_x", "log_y")
 
 
 def _curves(folders: Sequence[Path], out: Path, flags: PlotFlags) -> None:
-    from sampleforge.tools.plots.panels import Look, draw
+    from sampleforge.tools.plots.curves import Look, draw
 
     draw(folders, out, Look(flags.smooth, flags.log_x, flags.log_y, flags.group), warn)
 

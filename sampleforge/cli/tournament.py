@@ -61,7 +61,7 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.run.screen.evaluating import EvaluationDisplay
     from sampleforge.runtime.watch import HangWatch
-    from sampleforge.tools.tournament.tournament import play_tournament
+    from sampleforge.tools.tournament import play_tournament
 
     try:
         with (

@@ -3,11 +3,12 @@
 A dataset is data from an unknown source: arrays and JSON. Nothing in it is imported, unpickled or
 made into an environment; a dataset whose metadata has no spaces, for which Minari would make the
 environment that it names, is refused. So is one that leads to files outside of its folder, or
-whose arrays are not as long and as large as they must be (`sampleforge.data.hdf5_episodes`).
+whose arrays are not as long and as large as they must be (`sampleforge.data.stored_episodes`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,9 +21,7 @@ import numpy.typing as npt
 
 from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
-from sampleforge.data.arrow_episodes import ArrowEpisodes
-from sampleforge.data.dataset_folder import SPACES, read_metadata, read_space
-from sampleforge.data.hdf5_episodes import Hdf5Episodes
+from sampleforge.data.stored_episodes import ArrowEpisodes, Hdf5Episodes
 from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
 from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.spec import (
@@ -120,7 +119,9 @@ class OfflineDataset:
         self.path = path
         self.metadata = metadata
         self.dropped = fields.Dropped.of(metadata)
-        observation, action = (read_space(source, name, metadata[name]) for name in SPACES)
+        observation, action = (
+            fields.read_space(source, name, metadata[name]) for name in fields.SPACES
+        )
         stored = EnvSpaces(observation, action)
         self.recorded = _recorded_spec(source, metadata)
         found = self.recorded or env_spec(str(metadata.get("dataset_id", source)), stored)
@@ -182,7 +183,7 @@ def open_dataset(source: str | Path, spec: EnvSpec | None = None) -> OfflineData
     source = str(source)
     fields.minari(f"the dataset {source}")
     path = _data_path(source)
-    return OfflineDataset(source, path, read_metadata(source, path), spec)
+    return OfflineDataset(source, path, fields.read_metadata(source, path), spec)
 
 
 def _stored_episodes(
@@ -410,3 +411,70 @@ def _from_env(spec: ActionSpec, actions: Array) -> Array:
     if half is None or centre is None:
         return actions.astype(spec.dtype, copy=False)
     return ((actions.astype(np.float64) - centre) / half).astype(spec.dtype)
+
+
+_PER_STEP = (
+    "rewards",
+    "terminations",
+    "truncations",
+    "log_probs",
+    "policy_version",
+    "parameters",
+    "independent",
+)
+
+
+def whole_episodes(parts: Iterable[StoredEpisode]) -> Iterator[StoredEpisode]:
+    """Yield the episodes of which ``parts`` consist, in the order in which they end; those whose
+    ends are missing come last, or when the same stream's next recording begins.
+
+    A long episode is recorded in several parts if it does not fit the recorder's memory. If these
+    were taken for episodes without an end, long episodes would be missing."""
+    unfinished: dict[tuple[int, ...], list[StoredEpisode]] = {}
+    for part in parts:
+        if part.number is None:
+            yield part
+            continue
+        before = unfinished.pop(part.number, [])
+        if before and (part.begins or not _follows(before[-1], part)):
+            yield _joined(before)
+            before = []
+        if part.ends or not (part.begins or before):
+            yield _joined([*before, part])
+        else:
+            unfinished[part.number] = [*before, part]
+    for left in unfinished.values():
+        yield _joined(left)
+
+
+def _follows(before: StoredEpisode, part: StoredEpisode) -> bool:
+    """Return whether ``part`` begins with the observation that ``before`` ends with."""
+    return all(
+        np.array_equal(leaf[-1], part.observations[name][0])
+        for name, leaf in before.observations.items()
+    )
+
+
+def _joined(parts: Sequence[StoredEpisode]) -> StoredEpisode:
+    """Return one episode of consecutive parts."""
+    if len(parts) == 1:
+        return parts[0]
+    last = parts[-1]
+    observations = {
+        name: np.concatenate([*(part.observations[name][:-1] for part in parts[:-1]), leaf])
+        for name, leaf in last.observations.items()
+    }
+    actions = {n: np.concatenate([part.actions[n] for part in parts]) for n in last.actions}
+    columns: dict[str, Any] = {
+        name: _column([getattr(part, name) for part in parts]) for name in _PER_STEP
+    }
+    begin, end = parts[0].span, last.span
+    span = None if begin is None or end is None else (begin[0], end[1])
+    return dataclasses.replace(
+        parts[0], observations=observations, actions=actions, span=span, **columns
+    )
+
+
+def _column(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None

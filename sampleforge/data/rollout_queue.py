@@ -3,10 +3,10 @@
 Each actor has buffers of its own, which it fills in turn. The recorder reads a buffer before it
 removes it from the actor's ring, so its successor reads it again if the recorder is killed.
 
-If the recorder cannot keep up, whole episodes are left out (`sampleforge.data.kept_episodes`):
-while more than half of an actor's buffers wait, no episode that begins is recorded. The other half
-is for those that are being recorded. An actor that has no room for these either waits for the
-recorder, for `PATIENCE` at most; then they are cut, and counted as such.
+If the recorder cannot keep up, whole episodes are left out (`KeptEpisodes`): while more than half
+of an actor's buffers wait, no episode that begins is recorded. The other half is for those that are
+being recorded. An actor that has no room for these either waits for the recorder, for `PATIENCE` at
+most; then they are cut, and counted as such.
 """
 
 from __future__ import annotations
@@ -19,12 +19,60 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.data.kept_episodes import KeptEpisodes
 from sampleforge.data.minari_format import Dropped
 from sampleforge.rollouts.slots import RECORDED, SlotShape, TrajectorySlots
 from sampleforge.shared.arrays import Layout, SharedArrays, layout_bytes
 from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
+
+Flags = npt.NDArray[np.bool_]
+
+
+class KeptEpisodes:
+    """Which episodes of the ``rows`` rows of a stream are recorded.
+
+    `begin` decides, before a rollout, for all episodes that begin in it; each of them is then kept,
+    or dropped, to its end. So what is kept does not depend on what happens in the episodes, such as
+    how long they become. (If single rollouts were dropped, it would be long episodes that lack
+    some.)
+
+    ``admits``: whether the episodes that begin in this rollout are kept."""
+
+    def __init__(self, rows: int) -> None:
+        self.admits = True
+        self._kept = np.zeros(rows, np.bool_)  # rows whose episode is kept
+        self._dropped = np.zeros(rows, np.bool_)
+
+    def begin(self, *, admits: bool) -> None:
+        """Decide for the episodes that begin in the next rollout."""
+        self.admits = admits
+
+    def take(self, first: Flags, valid: Flags) -> tuple[bool, int, int]:
+        """Take the steps of a rollout: ``first`` (bool [n, rows]) marks those that begin an
+        episode, ``valid`` those that the environment took. Return whether some are of episodes that
+        are kept, and the numbers of episodes and of env steps that are dropped here."""
+        began = np.logical_or.accumulate(first, 0)
+        if self.admits and not self._dropped.any():
+            self._kept |= began[-1:].any(0)
+            return bool(self._kept.any()), 0, 0
+        dropped = np.where(began, not self.admits, self._dropped)
+        kept = np.where(began, self.admits, self._kept)
+        some = bool(kept.any()) or bool(self._kept.any())
+        if len(first):
+            self._dropped, self._kept = dropped[-1], kept[-1]
+        return some, int((first & dropped).sum()), int((valid & dropped).sum())
+
+    def lose(self) -> int:
+        """Drop the rest of all episodes that are kept, and return their number."""
+        lost = int(self._kept.sum())
+        self._dropped |= self._kept
+        self._kept[...] = False
+        return lost
+
+    def forget(self) -> None:
+        """Another policy, which is not recorded, goes on with the episodes."""
+        self._kept[...] = self._dropped[...] = False
+
 
 Array = npt.NDArray[Any]
 _STEP_COLUMNS = ("version", "reward", "terminated", "truncated", "valid", "log_prob", *RECORDED)

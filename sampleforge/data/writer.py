@@ -33,9 +33,8 @@ from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
 from sampleforge.data.assembler import RecordedEpisode
 from sampleforge.data.dataset import open_dataset
-from sampleforge.data.dataset_folder import own_file, read_metadata
-from sampleforge.data.hdf5_episodes import Hdf5Files
 from sampleforge.data.hdf5_group import Hdf5Group
+from sampleforge.data.stored_episodes import Hdf5Files
 from sampleforge.env.adapter import ActionAdapter, offset
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.ops.distributions import ActionDistribution
@@ -92,7 +91,7 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
         )
     try:
         for part in _parts(data):
-            own_file(data, part)
+            fields.own_file(data, part)
         _totals(data)
     except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
         raise ConfigError(f"{folder} cannot be recorded into: {error}; give another folder") from (
@@ -111,7 +110,7 @@ def stored_dropped(folder: Path) -> fields.Dropped:
     data = folder / "data"
     if not (data / fields.METADATA_FILE).exists():
         return fields.Dropped()
-    return fields.Dropped.of(read_metadata(str(folder), data))
+    return fields.Dropped.of(fields.read_metadata(str(folder), data))
 
 
 def _parts(data: Path) -> list[str]:

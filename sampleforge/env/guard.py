@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sampleforge.ops.far_values import TypicalSize
-from sampleforge.ops.finite import rows_not_finite
+from sampleforge.ops.far_values import TypicalSize, rows_not_finite
 from sampleforge.spec import EnvSpec
 
 if TYPE_CHECKING:

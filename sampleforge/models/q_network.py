@@ -16,9 +16,8 @@ from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import activation
 from sampleforge.models.normaliser import make_normaliser
-from sampleforge.models.q_heads import make_heads, output_parameters
+from sampleforge.models.q_heads import ValueDistribution, make_heads, output_parameters
 from sampleforge.models.trunk import Trunk
-from sampleforge.models.value_distribution import ValueDistribution
 from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
 
 EVALUATION_EPSILON = 0.001

@@ -4,7 +4,6 @@ own, as rows have that play with different snapshots of a policy."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,25 +14,12 @@ from sampleforge.models.normaliser import CLIP
 from sampleforge.models.q_network import QNetwork
 
 
-class NetworkOfEachRow(Protocol):
-    """Several networks, whose policies a pass computes together."""
-
-    def follow(self, index: int) -> None:
-        """Take over the weights of network ``index``, which have changed."""
-
-    def policy_step(
-        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor, network: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return what `ActorCritic.policy_step` or `QNetwork.policy_step` returns. ``network``
-        int64 [B]: the index of each row's network."""
-
-
 def network_of_each_row(networks: Sequence[ActorCritic | QNetwork]) -> NetworkOfEachRow:
     """Return the passes of ``networks``: small ones are stacked, others take a pass each."""
     actor_critics = [each for each in networks if isinstance(each, ActorCritic)]
     if actor_critics and all(map(is_stackable, actor_critics)):
         return StackedActors(actor_critics)
-    return PassOfEach(networks)
+    return NetworkOfEachRow(networks)
 
 
 def is_stackable(network: ActorCritic) -> bool:
@@ -45,12 +31,44 @@ def is_stackable(network: ActorCritic) -> bool:
     return encoder.plain_leaf is not None and network.actor.core is None
 
 
-class StackedActors:
+class NetworkOfEachRow:
+    """Several networks, whose policies a pass computes together: of any kind, the rows of each
+    network take a pass of their own."""
+
+    def __init__(self, networks: Sequence[ActorCritic | QNetwork]) -> None:
+        self._networks = networks
+
+    def follow(self, index: int) -> None:
+        """Take over the weights of network ``index``, which have changed: the networks themselves
+        are used here."""
+
+    def policy_step(
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor, network: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `ActorCritic.policy_step` or `QNetwork.policy_step` returns. ``network``
+        int64 [B]: the index of each row's network."""
+        order = network.argsort(stable=True)
+        indices, counts = torch.unique_consecutive(network[order], return_counts=True)
+        rows = counts.tolist()
+        leaves = {name: torch.split(leaf[order], rows) for name, leaf in obs.items()}
+        states, firsts = torch.split(state[order], rows), torch.split(is_first[order], rows)
+        passes = [
+            self._networks[index].policy_step(
+                {name: leaf[i] for name, leaf in leaves.items()}, states[i], firsts[i]
+            )
+            for i, index in enumerate(indices.tolist())
+        ]
+        parameters, after = (torch.cat(parts) for parts in zip(*passes, strict=True))
+        row_of = order.argsort()
+        return parameters[row_of], after[row_of]
+
+
+class StackedActors(NetworkOfEachRow):
     """The policies of actor-critics with MLP encoders, with their weights stacked along a first
     axis. A pass multiplies each row with the weights of its own network, which it gathers."""
 
     def __init__(self, networks: Sequence[ActorCritic]) -> None:
-        self._networks = networks
+        self._actors = networks
         encoder = networks[0].actor.encoder
         assert isinstance(encoder, MLP)
         self._encoder = encoder
@@ -59,7 +77,7 @@ class StackedActors:
         self._has_log_std = networks[0].log_std is not None
 
     def follow(self, index: int) -> None:
-        for stack, tensor in zip(self._stacks, _tensors(self._networks[index]), strict=True):
+        for stack, tensor in zip(self._stacks, _tensors(self._actors[index]), strict=True):
             stack[index].copy_(tensor)
 
     def policy_step(
@@ -96,31 +114,3 @@ def _tensors(network: ActorCritic) -> list[Tensor]:
     if network.log_std is not None:
         found.append(network.log_std.detach())
     return found
-
-
-class PassOfEach:
-    """Networks of any kind: the rows of each network take a pass of their own."""
-
-    def __init__(self, networks: Sequence[ActorCritic | QNetwork]) -> None:
-        self._networks = networks
-
-    def follow(self, index: int) -> None:
-        """Do nothing: the networks themselves are used."""
-
-    def policy_step(
-        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor, network: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        order = network.argsort(stable=True)
-        indices, counts = torch.unique_consecutive(network[order], return_counts=True)
-        rows = counts.tolist()
-        leaves = {name: torch.split(leaf[order], rows) for name, leaf in obs.items()}
-        states, firsts = torch.split(state[order], rows), torch.split(is_first[order], rows)
-        passes = [
-            self._networks[index].policy_step(
-                {name: leaf[i] for name, leaf in leaves.items()}, states[i], firsts[i]
-            )
-            for i, index in enumerate(indices.tolist())
-        ]
-        parameters, after = (torch.cat(parts) for parts in zip(*passes, strict=True))
-        row_of = order.argsort()
-        return parameters[row_of], after[row_of]

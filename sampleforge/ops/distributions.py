@@ -1,9 +1,15 @@
-"""The policy's distribution over all leaves of an action. The leaves are independent, so their
-log-probabilities add up.
+"""The policy's distribution over all leaves of an action, and its parts: categorical distributions
+of discrete elements, and Gaussians of box elements, unbounded or squashed into finite bounds by
+tanh. The leaves are independent, so their log-probabilities add up.
 
 The parameters of a distribution, along the last axis:
   logits of every discrete element in leaf order (MultiBinary: two per element) |
   means of every box element in leaf order | their log standard deviations in the same order.
+
+The logits [..., n_1 + ... + n_K] of K discrete elements with n_1 .. n_K categories become
+log-probabilities [..., K, N] with N the largest size; smaller parts are padded with categories of
+probability 0. A single part keeps the shape [..., N]: it is the hot path, and views cost as much as
+sums.
 """
 
 from __future__ import annotations
@@ -11,14 +17,255 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sampleforge.ops.categorical import Categoricals
-from sampleforge.ops.gaussian import Gaussian
 from sampleforge.spec import ActionSpec
+
+FORBIDDEN = -1e9
+"""Logit of a category that is masked out. Its probability is exactly 0. Unlike with -inf, 0 * log 0
+and its gradient are 0 and not NaN."""
+
+
+class Categoricals:
+    """K independent categorical distributions.
+
+    ``logits``: float32 [..., sum(sizes)]. ``mask``: bool of the same shape, True where a category
+    is allowed. A part whose categories are all masked out counts as not masked (environments send
+    such masks with final observations).
+    """
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...], mask: Tensor | None) -> None:
+        assert logits.shape[-1] == sum(sizes), (tuple(logits.shape), sizes)
+        self._single = len(sizes) == 1
+        self.allowed = None
+        if mask is not None:
+            assert mask.shape == logits.shape and mask.dtype == torch.bool, (
+                f"action mask {tuple(mask.shape)} {mask.dtype}, logits {tuple(logits.shape)}"
+            )
+        if not self._single:
+            logits, mask, self.allowed = _by_part(logits, sizes, mask)
+        if mask is not None:
+            mask = mask | ~mask.any(-1, keepdim=True)
+            self.allowed = mask if self.allowed is None else mask & self.allowed
+        if self.allowed is not None:
+            logits = torch.where(self.allowed, logits, FORBIDDEN)
+        self.log_probs = logits.log_softmax(-1)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        return self.log_probs.exp()
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        """Return a sample, int64 [..., K] ([...] for one part): argmax p_i / e_i, e_i ~ Exp(1).
+
+        Exponential draws are never 0, so a category of probability 0 is never drawn. This takes a
+        tenth of the time of torch.multinomial at 16 rows.
+        """
+        noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
+        return torch.div(self.probs.detach(), noise, out=noise).argmax(-1)
+
+    def mode(self) -> Tensor:
+        return self.log_probs.argmax(-1)
+
+    def log_prob(self, indices: Tensor) -> Tensor:
+        """Return the log-probability [...], summed over the parts, of ``indices`` (int64, in the
+        shape of a sample)."""
+        each = self.log_probs.gather(-1, indices.unsqueeze(-1)).squeeze(-1)
+        return each if self._single else each.sum(-1)
+
+    def entropy(self) -> Tensor:
+        return -self._total(self.probs * self.log_probs)
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """Return (KL(p, u) + KL(u, p)) / 2 [...], u being uniform over the allowed categories.
+
+        It equals (sum_i p_i log p_i - mean_i log p_i) / 2, because the two log n cancel.
+        """
+        return 0.5 * self._total((self.probs - self.uniform()) * self.log_probs)
+
+    def uniform(self) -> Tensor | float:
+        """Return the probability of each category if all that are allowed have the same."""
+        if self.allowed is None:
+            return 1.0 / self.log_probs.shape[-1]
+        return self.allowed.to(self.log_probs.dtype) / self.allowed.sum(-1, keepdim=True)
+
+    def kl(self, other: Categoricals) -> Tensor:
+        """Return KL(self, other) [...], summed over the parts. Both must allow the same
+        categories."""
+        return self._total(self.probs * (self.log_probs - other.log_probs))
+
+    def _total(self, x: Tensor) -> Tensor:
+        return x.sum(-1) if self._single else x.sum((-2, -1))
+
+
+def _by_part(
+    logits: Tensor, sizes: tuple[int, ...], mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return logits and mask as [..., K, N], and which categories are not padding (None: all)."""
+    shape = (*logits.shape[:-1], len(sizes), max(sizes))
+    if min(sizes) == max(sizes):
+        return logits.reshape(shape), None if mask is None else mask.reshape(shape), None
+    index, real = _padding(sizes, logits.device)
+    logits = logits.index_select(-1, index).reshape(shape)
+    if mask is not None:
+        mask = mask.index_select(-1, index).reshape(shape) & real
+    return logits, mask, real
+
+
+@lru_cache(maxsize=64)
+def _padding(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where each padded logit comes from (int64 [K * N]) and whether it is real (bool
+    [K, N])."""
+    with torch.inference_mode(False):  # built while acting, used in training too
+        column = torch.arange(max(sizes), device=device)
+        size = torch.tensor(sizes, device=device)
+        real = column < size[:, None]
+        start = size.cumsum(0) - size
+        index = torch.where(real, start[:, None] + column, 0).flatten()
+    return index, real
+
+
+MIN_LOG_STD, MAX_LOG_STD = -10.0, 4.0
+"""log_std is clamped to this range, so that neither 1 / std nor a sample overflows."""
+SATURATION = 1.0 - 1e-6
+"""|tanh u| is kept below this: otherwise a stored action could not be unsquashed."""
+
+# log(2 cosh u) = E|u + v| for v of density sech(v)^2 / 2, which is a mixture of normal densities
+# (Andrews and Mallows 1974); these five, with these weights, give log(2 cosh u) to 4.1e-7.
+_STDS = (0.462268691, 0.654069801, 0.920876888, 1.292070312, 1.807906874)
+_WEIGHTS = (0.064039795, 0.349479654, 0.41482085, 0.158576793, 0.013082908)
+
+
+class Gaussian:
+    """``mean``, ``log_std`` float32 [..., n] over the unbounded u; the action is u itself.
+
+    With ``low`` and ``high`` (float64 [n]) the action is a = low + (high - low) (1 + tanh u) / 2.
+    The slots store a. Both the actor and the learner compute the log-probability from the u that a
+    stands for, so on-policy their ratio is 1 up to rounding. The map is computed in float64: near a
+    bound, 1 - |tanh u| would lose all its digits in float32.
+    """
+
+    def __init__(
+        self, mean: Tensor, log_std: Tensor, low: Tensor | None = None, high: Tensor | None = None
+    ) -> None:
+        assert mean.shape == log_std.shape, (tuple(mean.shape), tuple(log_std.shape))
+        self.mean = mean
+        self.log_std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+        self.bounds = None if low is None or high is None else (low, (high - low) / 2)
+
+    def sample(self, generator: torch.Generator | None, noise: Tensor | None = None) -> Tensor:
+        """Return a sample [..., n], float32, or float64 if squashed. ``noise`` [..., n]: standard
+        normal numbers to use; drawn from the generator if None."""
+        if noise is None:
+            noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self._squash(torch.addcmul(self.mean, self.log_std.exp(), noise).detach())
+
+    def mode(self) -> Tensor:
+        """Return the mean of u, squashed if the actions are (it is then their median)."""
+        return self._squash(self.mean.detach())
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Return the log density [...] of actions [..., n] with respect to da, summed over n."""
+        u = self._unsquash(actions)
+        z = (u - self.mean) * (-self.log_std).exp()
+        log_density = -0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)
+        if self.bounds is not None:
+            log_density = log_density - self._log_slope(u)
+        return log_density.sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy [...]: exact, or, if squashed, H(u) + E[log da/du] with an error of at
+        most 1e-6 per element at any std."""
+        entropy = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
+        if self.bounds is not None:
+            log_half = self.bounds[1].log().to(entropy.dtype)
+            log_two_cosh: Tensor = _MeanLogTwoCosh.apply(self.mean, self.log_std)  # type: ignore[no-untyped-call]
+            entropy = entropy + log_half + 2.0 * (math.log(2.0) - log_two_cosh)
+        return entropy.sum(-1)
+
+    def kl(self, other: Gaussian) -> Tensor:
+        """Return KL(self, other) [...], summed over n. Squashing both alike does not change it."""
+        spread = (2.0 * self.log_std).exp() + (self.mean - other.mean).square()
+        kl = other.log_std - self.log_std + 0.5 * (spread * (-2.0 * other.log_std).exp() - 1.0)
+        return kl.sum(-1)
+
+    def _squash(self, u: Tensor) -> Tensor:
+        if self.bounds is None:
+            return u
+        low, half = self.bounds
+        return low + half * (1.0 + u.double().tanh().clamp(-SATURATION, SATURATION))
+
+    def _unsquash(self, actions: Tensor) -> Tensor:
+        return actions.float() if self.bounds is None else unsquash(actions, *self.bounds)
+
+    def _log_slope(self, u: Tensor) -> Tensor:
+        assert self.bounds is not None
+        return log_slope(u, self.bounds[1])
+
+
+def unsquash(actions: Tensor, low: Tensor, half: Tensor) -> Tensor:
+    """Return the u, float32 [..., n], that squashed actions [..., n] stand for. ``low`` and
+    ``half``, float64 [n]: the lower bounds, and half of the ranges."""
+    y = (actions.double() - low) / half - 1.0
+    return y.clamp(-SATURATION, SATURATION).atanh().float()
+
+
+def log_slope(u: Tensor, half: Tensor) -> Tensor:
+    """Return log da/du = log half + log(1 - tanh^2 u) [..., n], in a form without cancellation."""
+    log_half = half.log().float()
+    return log_half + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+def mean_log_two_cosh(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return E log(2 cosh u) for u ~ N(mean, std), elementwise, and its derivatives by ``mean`` and
+    ``log_std``.
+
+    It is E|u + v| over the mixture components of v, for each of which u + v is normal, and
+    E|N(m, s)| = s sqrt(2 / pi) exp(-m^2 / 2 s^2) + m erf(m / s sqrt 2). The derivatives are two
+    factors that the expectation needs anyway: d/dm is the erf, d/ds the factor of s.
+
+    Gauss-Hermite quadrature would be off by .25 at a std of 4.5: log cosh bends within a part of
+    the distribution that lies between its nodes. Here a larger std only makes the error smaller.
+    """
+    variances, weights = _mixture(mean.dtype, mean.device)
+    variance = (2.0 * log_std).exp()
+    std = (variance.unsqueeze(-1) + variances).sqrt()
+    z = mean.unsqueeze(-1) / std
+    by_std = z.square().mul_(-0.5).exp_().mul_(weights * math.sqrt(2 / math.pi))
+    # No matrix product: autocast would take it in bfloat16.
+    by_mean = z.mul_(math.sqrt(0.5)).erf_().mul_(weights).sum(-1)
+    expectation = (std * by_std).sum(-1) + mean * by_mean
+    return expectation, by_mean, variance * (by_std / std).sum(-1)
+
+
+class _MeanLogTwoCosh(torch.autograd.Function):
+    """`mean_log_two_cosh` for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
+        expectation, *derivatives = mean_log_two_cosh(mean, log_std)
+        ctx.save_for_backward(*derivatives)
+        return expectation
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        by_mean, by_log_std = ctx.saved_tensors
+        return gradients[0] * by_mean, gradients[0] * by_log_std
+
+
+@lru_cache(maxsize=8)
+def _mixture(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return variances and weights [5] of the mixture of normal densities."""
+    with torch.inference_mode(False):  # built while acting, used in training too
+        stds = torch.tensor(_STDS, dtype=torch.float64)
+        weights = torch.tensor(_WEIGHTS, dtype=torch.float64)
+        weights = weights / weights.sum()
+        return stds.square().to(device, dtype), weights.to(device, dtype)
 
 
 @dataclass(frozen=True)

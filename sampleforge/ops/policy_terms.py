@@ -15,9 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampleforge.ops.categorical import Categoricals
-from sampleforge.ops.distributions import ActionLayout, bounds_of
-from sampleforge.ops.gaussian import Gaussian, log_slope, mean_log_two_cosh, unsquash
+from sampleforge.ops.distributions import (
+    ActionLayout,
+    Categoricals,
+    Gaussian,
+    bounds_of,
+    log_slope,
+    mean_log_two_cosh,
+    unsquash,
+)
 
 
 class ActionColumns(NamedTuple):

@@ -1,4 +1,5 @@
-"""Returns and advantages over one rollout. Time is axis 0: all tensors are [T, B].
+"""Rewards that are learned from, and returns and advantages over one rollout. Time is axis 0: all
+tensors are [T, B].
 
 ``values[t]`` is V(x_t). ``next_values[t]`` is V of the state that step t led to: ``values[t + 1]``
 inside an episode, V(final observation) where the episode ended at t, and V(obs_T) at t = T - 1.
@@ -10,7 +11,7 @@ that are masked out.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -140,3 +141,20 @@ def _check(*tensors: Tensor) -> None:
 def _check_flags(like: Tensor, *flags: Tensor) -> None:
     for x in flags:
         assert x.shape == like.shape and x.dtype == torch.bool, (tuple(x.shape), x.dtype)
+
+
+RewardClip = float | Literal["sign"] | None
+"""A limit of the absolute reward, "sign" (-1, 0 or 1 instead of the reward), or no change."""
+R = TypeVar("R", torch.Tensor, npt.NDArray[np.float32])
+
+
+def learned_rewards(reward: R, scale: float, clip: RewardClip) -> R:
+    """Return ``reward * scale``, clipped to +- ``clip`` or reduced to its sign; float32, any shape.
+    The argument is not changed, because the statistics of episodes count raw rewards."""
+    learned: Any = reward * scale
+    if clip == "sign":
+        learned = torch.sign(learned) if isinstance(learned, torch.Tensor) else np.sign(learned)
+    elif clip is not None:
+        learned = learned.clip(-clip, clip)
+    result: R = learned
+    return result

@@ -1,6 +1,10 @@
-"""Schedules of the learning rate and of other hyperparameters, as pure functions of numbers."""
+"""Schedules of the learning rate and of other hyperparameters, and the exploration rate of each env
+row, as pure functions of numbers.
+"""
 
 from __future__ import annotations
+
+import torch
 
 MIN_LEARNING_RATE = 1e-6
 MAX_LEARNING_RATE = 1e-2
@@ -30,3 +34,13 @@ def kl_adaptive(current: float, kl: float, target: float) -> float:
 def between(first: float, last: float, progress: float) -> float:
     """Return the value on the line from ``first`` at progress 0 to ``last`` at 1 (clamped)."""
     return first + (last - first) * min(1.0, max(0.0, progress))
+
+
+def epsilon_ladder(rows: int, base: float, exponent: float) -> torch.Tensor:
+    """Return Ape-X's fixed epsilon of each env row, float64 [rows].
+
+    eps_i = base ** (1 + exponent * i / (rows - 1)) (arXiv 1803.00933, section 4); a single row has
+    ``base``."""
+    assert rows >= 1 and 0 <= base <= 1
+    step = torch.arange(rows, dtype=torch.float64) / max(1, rows - 1)
+    return torch.full((rows,), base, dtype=torch.float64) ** (1 + exponent * step)

@@ -28,7 +28,7 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.env.goals import ACHIEVED, DESIRED, GoalRule
-from sampleforge.ops.n_step import Floats, Windows
+from sampleforge.ops.q_learning import Floats, Windows
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.replay.samples import Indices, MakeWindows, Transitions
 from sampleforge.rollouts.slots import TrajectorySlots

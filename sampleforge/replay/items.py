@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.ops.n_step import Flags, Floats, Windows
-from sampleforge.ops.r2d2 import sequence_priority
+from sampleforge.ops.q_learning import Flags, Floats, Windows, sequence_priority
 from sampleforge.rollouts.slots import TrajectorySlots
 
 ITEM_COLUMNS = {
-    "returns": "float32",  # this and the next two: the n-step window; see sampleforge.ops.n_step
+    "returns": "float32",  # this and the next two: the n-step window, see ops.q_learning
     "discount": "float32",
     "steps": "uint8",
     "td_error": "float32",  # the error that the first priority is made from

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.ops.n_step import Flags, Floats, Windows
+from sampleforge.ops.q_learning import Flags, Floats, Windows
 from sampleforge.ops.tensors import mapped, moved
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames, stack_readers
@@ -59,8 +59,8 @@ class Sequences:
     """``B`` sequences of ``L`` env steps each.
 
     An episode may end within a sequence and the next one begin: ``is_first`` resets the state
-    there, and no n-step window reaches across (`sampleforge.ops.n_step.n_step_windows` of these L
-    steps).
+    there, and no n-step window reaches across (`sampleforge.ops.q_learning.n_step_windows` of these
+    L steps).
     """
 
     obs: dict[str, torch.Tensor]  # [L+1, B, ...]

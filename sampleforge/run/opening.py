@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.models.registry import with_import_string
+from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.replays import Replays

@@ -24,8 +24,7 @@ from sampleforge.run.folder.stored_config import flat_fields, nested, read_confi
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.screen.messages import train_command
 from sampleforge.run.screen.progress import duration
-from sampleforge.tools.plots.curves import mean_and_interval
-from sampleforge.tools.plots.panels import draw
+from sampleforge.tools.plots.curves import draw, mean_and_interval
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 

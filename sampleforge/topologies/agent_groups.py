@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, StoredRunConfig

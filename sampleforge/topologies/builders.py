@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, NewSeed
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
-from sampleforge.algorithms.learning import Tensors
+from sampleforge.algorithms.learning import LearnerPlace, Tensors
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
@@ -90,14 +90,14 @@ def make_learner(
     # The seed of noise is the one after those of all actors and policy workers.
     after = plan.num_workers + plan.num_policy_workers if isinstance(plan, SamplerPlan) else 0
     place = LearnerPlace(
-        maker.spec,
         torch.device(device or plan.device),
         plan.precision,
         start.seed,
         policy_seed(after, start),
-        averaging or Local(),
+        averaging or Averaging(),
         plan.batch_size if varies else None,
         share,
+        maker.spec,
     )
     network = maker()
     with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
@@ -114,7 +114,7 @@ def new_state(maker: NetworkMaker, plan: Any, start: ResumePoint) -> Tensors:
     return tensors
 
 
-class _Measuring(Local):
+class _Measuring(Averaging):
     """Counts the bytes of the gradients that a learner would exchange with others."""
 
     nbytes = 0

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.captured import CudaGraphs
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.learning import Tensors
-from sampleforge.models.compiled import compile_passes
+from sampleforge.models.forward import compile_passes
 from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import join_solo
 from sampleforge.rollouts.batch_source import Batches
@@ -150,7 +150,7 @@ def add_learners(
     ]
     if config.serial and member is None:
         only, row = settings[0], settings[0].counter_row
-        worker = LearnerWorker(lambda: first(Local()), first.batches, only)
+        worker = LearnerWorker(lambda: first(Averaging()), first.batches, only)
         return Learners((graph.add("learner", worker, row, only.wakeup, in_checkpoint=True),))
     rendezvous = None
     if len(makers) > 1:

@@ -24,7 +24,7 @@ the literature."""
 
 
 class EpisodePolicy(Protocol):
-    """A policy with fixed weights, such as `sampleforge.algorithms.frozen_policy.FrozenPolicy`,
+    """A policy with fixed weights, such as `sampleforge.algorithms.acting.FrozenPolicy`,
     which says what the arguments are."""
 
     def initial_state(self, rows: int) -> torch.Tensor: ...

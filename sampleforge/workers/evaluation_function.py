@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.shared.records import Evaluation
 from sampleforge.workers.episode_player import PlayedEpisode, outcome

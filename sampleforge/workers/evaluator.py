@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.tasks import TaskSource, at_newest

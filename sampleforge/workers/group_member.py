@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sampleforge.algorithms.averaging import Averaging, DataParallel, Local
+from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.learning import Learner
 from sampleforge.peers.group import RankLost, SoloGroup
 from sampleforge.shared.newest import StateSnapshot
@@ -76,7 +76,7 @@ class GroupMember:
         self._membership.join_newest()
         group = self._membership.group
         solo = isinstance(group, SoloGroup)
-        self._averaging: Averaging = Local() if solo else DataParallel(group)
+        self._averaging = Averaging() if solo else DataParallel(group)
         self._learner = self._new_learner(self._averaging)
         if self._snapshot is not None and self._snapshot.version > self._learner.version:
             self._learner.load(*self._snapshot.read())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sampleforge.ops.finite import all_finite, rows_not_finite
+from sampleforge.ops.far_values import all_finite, rows_not_finite
 from sampleforge.rollouts.slots import TrajectorySlots
 
 MAX_IN_A_ROW = 10

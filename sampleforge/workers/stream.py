@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.data.kept_episodes import KeptEpisodes
-from sampleforge.data.rollout_queue import Rollout, RolloutSender
+from sampleforge.data.rollout_queue import KeptEpisodes, Rollout, RolloutSender
 from sampleforge.env.bounds import Bounds, Outside
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.models.normaliser import FAR, MANY_NUMBERS, WARM_UP

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
+from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
+from sampleforge.algorithms.exploring import epsilon_greedy
 from sampleforge.algorithms.sampling import Stochastic, sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.distributions import ActionDistribution
@@ -35,7 +35,7 @@ def inputs(size: int, rows: int = ROWS) -> tuple[Any, ...]:
     return obs, torch.zeros(rows, 0), torch.zeros(rows, dtype=torch.bool), torch.arange(rows)
 
 
-class Uniform:
+class Uniform(Chooser):
     """Uniform actions before ``begin`` env steps of the run, as SAC has them; ``then`` what follows
     chooses."""
 
@@ -58,15 +58,12 @@ class Uniform:
         raise NotImplementedError
 
 
-class Ladder:
+class Ladder(Chooser):
     """The most likely action and noise, of another size in each env row, as in TD3."""
 
     def __init__(self, place: ActingPlace) -> None:
         assert place.ladder is not None
         self._generator, self._sizes = place.generator, place.ladder
-
-    def begin(self) -> None:
-        pass
 
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor

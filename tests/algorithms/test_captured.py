@@ -15,6 +15,7 @@ import torch
 from sampleforge.algorithms.captured import CapturedWork, CudaGraphs
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo import learner as ppo_learner
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.models import mlp_passes
@@ -111,7 +112,7 @@ def test_q_learning_from_a_graph_is_that_without_one(optimiser: Any) -> None:
         target_update_interval=2,
     )
     graphs = RecordedGraphs()
-    eager, graphed = (DqnLearner(network(1), of, device=CPU, precision="fp32") for _ in range(2))
+    eager, graphed = (DqnLearner(network(1), of, LearnerPlace(CPU)) for _ in range(2))
     graphed.use_graphs(graphs)
     for number, size in enumerate([6, 6, 6, 5, 6, 4, 6, 6]):
         batch, beta = transitions(size, seed=number), 0.4 + number / 20
@@ -212,7 +213,7 @@ def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
     of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
     of = replace(of, optimiser="adam")
     make: Callable[[], DqnLearner] = lambda: DqnLearner(  # noqa: E731
-        network(1), of, device=device, precision="fp32"
+        network(1), of, LearnerPlace(device)
     )
     eager, graphed = make(), make()
     graphed.use_graphs(CudaGraphs(device))
@@ -229,7 +230,7 @@ def test_cuda_graphs_of_more_shapes_than_are_kept_stay_valid() -> None:
     device = torch.device("cuda")
     of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
     of = replace(of, optimiser="adam")
-    eager, graphed = (DqnLearner(network(1), of, device=device, precision="fp32") for _ in range(2))
+    eager, graphed = (DqnLearner(network(1), of, LearnerPlace(device)) for _ in range(2))
     graphed.use_graphs(CudaGraphs(device))
     sizes = [64, 32, 48, 16, 80, 24]
     for number, size in enumerate([*sizes, *reversed(sizes), *sizes] * 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sampleforge.algorithms.correlated_noise import CorrelatedNoise
+from sampleforge.algorithms.sampling import CorrelatedNoise
 from sampleforge.config import ConfigError
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import rollouts

@@ -13,9 +13,10 @@ from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.dqn.loss import dqn_loss, q_targets
-from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
+from sampleforge.algorithms.exploring import epsilon_greedy
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.models.q_network import GreedyActions
-from sampleforge.ops.r2d2 import rescale, unrescale
+from sampleforge.ops.q_learning import rescale, unrescale
 from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.newest import SharedWeights
@@ -101,7 +102,7 @@ def learner(**kwargs: Any) -> DqnLearner:
         "target_update_interval": 3,
     }
     config = DqnConfig(**{**defaults, **kwargs})
-    return DqnLearner(network(1), config, device=torch.device("cpu"), precision="fp32")
+    return DqnLearner(network(1), config, LearnerPlace(torch.device("cpu")))
 
 
 def test_the_target_network_follows_every_so_many_learner_steps() -> None:
@@ -201,7 +202,7 @@ def test_the_gradient_by_hand_is_that_of_autograd(
     )
     found = []
     for by_hand in (True, False):
-        learner = DqnLearner(network(1, masked, dueling), config, device=CPU, precision="fp32")
+        learner = DqnLearner(network(1, masked, dueling), config, LearnerPlace(CPU))
         assert learner._passes is not None
         learner._passes = learner._passes if by_hand else None
         updates = [
@@ -227,6 +228,6 @@ def test_passes_by_hand_are_for_one_linear_head_in_full_precision(
         learning_rate=1e-2, optimiser="adam", optimiser_eps=1e-6, target_update_interval=2
     )
     model = network(1, head_size=head_size)
-    learner = DqnLearner(model, config, device=CPU, precision=precision)
+    learner = DqnLearner(model, config, LearnerPlace(CPU, precision))
     assert (learner._passes is not None) == (head_size == 0 and precision == "fp32")
     assert learner.update(ReplaySample(transitions(), 0.4), 0.0).metrics["grad_norm"] > 0

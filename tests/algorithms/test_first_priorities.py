@@ -10,20 +10,24 @@ import pytest
 import torch
 
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.distributional import distributional_loss
-from sampleforge.algorithms.dqn.first_priorities import (
+from sampleforge.algorithms.dqn.finish_rollout import (
     first_errors,
     moved_moments,
     normal_divergence,
     normal_quantile_loss,
 )
 from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.learning import Update
+from sampleforge.algorithms.dqn.loss import distributional_loss
+from sampleforge.algorithms.learning import LearnerPlace, Update
+from sampleforge.models.q_heads import Categorical
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.value_distribution import Categorical
-from sampleforge.ops.n_step import n_step_windows
-from sampleforge.ops.r2d2 import rescale, unrescale
-from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
+from sampleforge.ops.q_learning import (
+    midpoints,
+    n_step_windows,
+    quantile_huber_loss,
+    rescale,
+    unrescale,
+)
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.workers.metrics import Divergence
 from tests.support.apex_graphs import (
@@ -131,7 +135,7 @@ def test_first_priorities_are_those_of_a_learner(
     chosen = resolve_defaults(chosen, spec)
     graph, _ = build_apex(chosen)
     learner = DqnLearner(
-        network_maker(chosen, spec, 1)(), chosen, device=torch.device("cpu"), precision="fp32"
+        network_maker(chosen, spec, 1)(), chosen, LearnerPlace(torch.device("cpu"))
     )
     learner.update = lambda *_: Update({}, 0)  # type: ignore[method-assign]
     monkeypatch.setattr(Divergence, "check", lambda *_, **__: None)  # it takes no step on purpose

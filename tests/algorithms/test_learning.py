@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.flat_parameters import Adam, RmsProp
-from sampleforge.algorithms.learning import GradientLearner, Update
+from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update
 from sampleforge.peers.group import RankGroup
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.newest import StateSnapshot
@@ -45,10 +45,8 @@ class TwoNetworks(GradientLearner[nn.Linear, Config]):
             actor,
             config or Config(),
             ("learning_rate", "max_grad_norm"),
-            device=torch.device("cpu"),
-            precision="fp32",
-            averaging=averaging,
-            others={"critic": self.critic, "target": self.target},
+            LearnerPlace(torch.device("cpu"), averaging=averaging or Averaging()),
+            {"critic": self.critic, "target": self.target},
         )
         self._actor_steps = self._add_optimiser(
             "optimiser", actor, lambda flat: Adam(flat, (0.9, 0.999), 1e-8)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.marwil.config import ImitationConfig
 from sampleforge.algorithms.marwil.learner import MarwilLearner, imitation_loss, value_targets
 from sampleforge.models.actor_critic import ActorCritic
@@ -92,9 +93,7 @@ def test_returns_bootstrap_where_an_episode_was_truncated() -> None:
 
 
 def learner(**kwargs: Any) -> MarwilLearner:
-    made = MarwilLearner(
-        actor_critic(), config(**kwargs), device=torch.device("cpu"), precision="fp32"
-    )
+    made = MarwilLearner(actor_critic(), config(**kwargs), LearnerPlace(torch.device("cpu")))
     made.fit_units(mixture(recorded([30, 40]), rows=16))
     return made
 
@@ -123,8 +122,7 @@ def test_better_actions_become_more_likely_than_by_cloning() -> None:
         made = MarwilLearner(
             actor_critic(normalise_observations=False, separate_critic=True),
             config(advantage_exponent=exponent, learning_rate=0.05),
-            device=torch.device("cpu"),
-            precision="fp32",
+            LearnerPlace(torch.device("cpu")),
         )
         made.fit_units(data)
         for number in range(60):

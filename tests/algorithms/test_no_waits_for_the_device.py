@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
+from sampleforge.algorithms.exploring import epsilon_greedy
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.newest import SharedWeights
@@ -116,7 +117,7 @@ def test_q_learning_and_acting_do_not_wait_for_the_device(
         optimiser_eps=1e-6,
         target_update_interval=1,
     )
-    learner = DqnLearner(network(1, masked), of, device=CPU, precision="fp32")
+    learner = DqnLearner(network(1, masked), of, LearnerPlace(CPU))
     batch = transitions(masked=masked)
     learner.update(ReplaySample(batch, 0.4), 0.5)
     weights = SharedWeights(learner.model.state_dict())

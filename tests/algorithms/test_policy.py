@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from tests.support.learners import config, model_of

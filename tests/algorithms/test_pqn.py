@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sampleforge.algorithms.experience import Experience
-from sampleforge.algorithms.pqn.algorithm import FallingEpsilon
+from sampleforge.algorithms.pqn.algorithm import falling_epsilon
 from sampleforge.algorithms.pqn.loss import PqnLoss
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Counters, Progress, TrainingClock
@@ -123,11 +123,11 @@ def test_values_are_in_the_unit_of_the_returns_whatever_the_scale() -> None:
 def test_epsilon_falls_on_a_line_and_stays_at_its_end() -> None:
     chosen = config(epsilon_first=1.0, epsilon_last=0.1, epsilon_env_steps=1000)
     counters = Counters(("env_steps",), 2)
-    epsilon = FallingEpsilon(chosen, Progress(counters, TrainingClock(), base_env_steps=100))
+    progress = Progress(counters, TrainingClock(), base_env_steps=100)
     found = []
     for steps in (0, 400, 900, 5000):
         counters.row(0)["env_steps"][0] = steps
-        found.append(epsilon())
+        found.append(falling_epsilon(chosen, progress))
     assert found == pytest.approx([0.91, 0.55, 0.1, 0.1])
 
 

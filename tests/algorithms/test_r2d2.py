@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.r2d2 import burnt_in, r2d2_loss
+from sampleforge.algorithms.dqn.loss import burnt_in, r2d2_loss
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.n_step import n_step_windows
-from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
+from sampleforge.ops.q_learning import n_step_windows, rescale, sequence_priority, unrescale
 from sampleforge.replay.samples import Sequences
 from sampleforge.spec import ActionSpec, ArraySpec
 

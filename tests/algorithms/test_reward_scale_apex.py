@@ -12,11 +12,12 @@ import torch
 
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.return_scale import REWARD_HORIZON, RewardScale
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.q_heads import Quantiles
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.value_distribution import Quantiles
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.runners.serial import SerialRunner
@@ -129,7 +130,7 @@ def learner_of(chosen: DqnConfig, model: QNetwork | None = None) -> DqnLearner:
     model = network(1) if model is None else model
     if chosen.normalise_returns:
         model.value_scale.zero_()
-    return DqnLearner(model, chosen, device=CPU, precision="fp32")
+    return DqnLearner(model, chosen, LearnerPlace(CPU))
 
 
 def rewarded(size: float = 1.0, seed: int = 0) -> Transitions:

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.distributional import distributional_loss
+from sampleforge.algorithms.dqn.loss import distributional_loss
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.q_heads import Quantiles, value_distribution
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.value_distribution import Quantiles, value_distribution
-from sampleforge.ops.r2d2 import rescale, unrescale
-from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
+from sampleforge.ops.q_learning import midpoints, project, quantile_huber_loss, rescale, unrescale
 from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.samples import Transitions
 from sampleforge.topologies.dqn_defaults import resolve_defaults

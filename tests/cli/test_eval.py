@@ -23,7 +23,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.vector import EnvVector
 from sampleforge.evaluation import Observers, evaluate
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import register_encoder
+from sampleforge.models.encoder_registry import register_encoder
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.topologies.config import AppoConfig

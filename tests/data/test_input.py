@@ -16,7 +16,7 @@ from sampleforge.algorithms.learning import Update
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.data.dataset import open_dataset
-from sampleforge.data.shuffle import ShuffleBuffer
+from sampleforge.data.episode_vector import ShuffleBuffer
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.rollouts.slots import Owner

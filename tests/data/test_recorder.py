@@ -17,9 +17,8 @@ import pytest
 
 from sampleforge.cli import main
 from sampleforge.data import writer
-from sampleforge.data.dataset import StoredEpisode, open_dataset
+from sampleforge.data.dataset import StoredEpisode, open_dataset, whole_episodes
 from sampleforge.data.minari_format import Dropped
-from sampleforge.data.whole_episodes import whole_episodes
 from sampleforge.data.writer import DatasetFormat, DatasetWriter
 from sampleforge.workers import recorder
 from sampleforge.workers.actor import END_RECORDING

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sampleforge.data.dataset import open_dataset
-from sampleforge.data.kept_episodes import KeptEpisodes
 from sampleforge.data.minari_format import Dropped
+from sampleforge.data.rollout_queue import KeptEpisodes
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.actor import ActorWorker
 from tests.support.envs import episode_length

@@ -16,8 +16,8 @@ from sampleforge.api import LoadedPolicy
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import make_model
 from sampleforge.run.folder.trust import Trust
 from sampleforge.spec import ACTION, ActionSpec, action_specs, rescaled
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
@@ -169,7 +169,7 @@ def test_aiming_is_learned_alike_within_any_bounds(low: float, high: float) -> N
 def test_a_loaded_policy_gives_the_environments_actions() -> None:
     config = EnvConfig(env=AIM, env_kwargs={"low": 3.0, "high": 5.0})
     spec = spec_of(config)
-    model = make_model(ModelConfig(hidden_sizes=(8,)), spec.observations, spec.actions)
+    model = ActorCritic(ModelConfig(hidden_sizes=(8,)), spec.observations, spec.actions)
     policy = LoadedPolicy(model, spec)
     assert policy.act(np.zeros(2, np.float32))[0] == pytest.approx([4.0, 4.0], abs=0.1)
     space = spaces.Box(3.0, 5.0, (2,), np.float32)

@@ -12,8 +12,9 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_single
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import make_model, resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.spec import EnvSpec
 from tests.support.graphs import spec_of
 
@@ -57,7 +58,7 @@ def test_codes_are_one_hot_and_no_image(view: int) -> None:
     assert (image.shape, image.dtype) == ((view, view, 3), "uint8")
     config = resolve_encoder(ModelConfig(), found.observations)
     assert config.encoder == "mlp"
-    encoder: Any = make_model(config, found.observations, found.actions).actor.encoder
+    encoder: Any = ActorCritic(config, found.observations, found.actions).actor.encoder
     cells = torch.zeros(3, view, view, 3, dtype=torch.uint8)
     cells[1, 0, 0, 0] = 1  # "empty" where the first view has "unseen"
     cells[2, 0, 0, 0] = 10  # "agent"

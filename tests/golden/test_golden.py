@@ -21,7 +21,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.registry import pairing

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampleforge.models.cores import Core
+from sampleforge.models.trunk import Core
 
 KINDS = ("gru", "lstm")
 

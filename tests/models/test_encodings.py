@@ -16,7 +16,6 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import Embedding
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.models.mlp_passes import passes_of
-from sampleforge.models.registry import make_model
 from sampleforge.models.stacked import network_of_each_row
 from sampleforge.spec import action_specs, observation_specs
 
@@ -25,7 +24,7 @@ def model_of(observation: spaces.Space[Any], **config: Any) -> ActorCritic:
     torch.manual_seed(0)
     specs = observation_specs(observation)
     config.setdefault("separate_critic", True)
-    return make_model(ModelConfig(**config), specs, action_specs(spaces.Discrete(3)))
+    return ActorCritic(ModelConfig(**config), specs, action_specs(spaces.Discrete(3)))
 
 
 @pytest.mark.long

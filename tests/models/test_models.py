@@ -17,6 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.cnn import DoomCNN, DqnCNN, ImpalaResNet, NatureCNN
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoder_registry import register_encoder, resolve_encoder
 from sampleforge.models.encoders import MLP, OneHot, Vector, activation, derivative, out_of_place
 from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
@@ -25,7 +26,6 @@ from sampleforge.models.normaliser import (
     LARGE_INTERVAL,
     make_normaliser,
 )
-from sampleforge.models.registry import make_model, register_encoder, resolve_encoder
 from sampleforge.models.stacked import is_stackable
 from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, observation_specs
@@ -65,7 +65,7 @@ def model_of(
 ) -> ActorCritic:
     torch.manual_seed(0)
     specs = observation_specs(observation)
-    return make_model(ModelConfig(**config), specs, action_specs(action))
+    return ActorCritic(ModelConfig(**config), specs, action_specs(action))
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ class Flat(OwnEncoder):
 
 def test_an_encoder_of_normalised_bytes_is_tried_with_floats_and_goes_on_training() -> None:
     torch.manual_seed(3)
-    model = make_model(
+    model = ActorCritic(
         ModelConfig(encoder=f"{__name__}:OwnEncoder", normalise_observations=True),
         {"obs": ArraySpec((4,), "uint8")},
         action_specs(ACTIONS),
@@ -456,7 +456,7 @@ def test_a_registered_encoder_resolves_to_what_another_process_can_import() -> N
     specs = observation_specs(MASKED)
     resolved = resolve_encoder(ModelConfig(encoder="own"), specs)
     assert resolved.encoder == f"{__name__}:OwnEncoder"
-    model = make_model(resolved, specs, action_specs(ACTIONS))
+    model = ActorCritic(resolved, specs, action_specs(ACTIONS))
     assert isinstance(model.actor.encoder, OwnEncoder)
     out = model.step(observed(MASKED, 2), torch.zeros(2, 0), torch.zeros(2) > 0)
     assert out.values.shape == (2,)

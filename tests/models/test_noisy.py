@@ -12,11 +12,12 @@ from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
+from sampleforge.algorithms.exploring import epsilon_greedy
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.api import load_policy, train
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.noisy import Noise, NoisyLinear, noisy_layers, set_noise
+from sampleforge.models.q_heads import Noise, NoisyLinear, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.newest import SharedWeights
@@ -121,9 +122,7 @@ def learner(noise_seed: int) -> DqnLearner:
         optimiser_eps=1e-6,
         target_update_interval=3,
     )
-    return DqnLearner(
-        network(1), config, device=torch.device("cpu"), precision="fp32", noise_seed=noise_seed
-    )
+    return DqnLearner(network(1), config, LearnerPlace(torch.device("cpu"), noise_seed=noise_seed))
 
 
 def test_the_learner_draws_for_each_pass_and_from_its_seed() -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.registry import make_model
-from sampleforge.models.stacked import PassOfEach, StackedActors, network_of_each_row
+from sampleforge.models.stacked import NetworkOfEachRow, StackedActors, network_of_each_row
 from sampleforge.spec import action_specs, observation_specs
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -71,9 +70,14 @@ def check(networks: list[ActorCritic | QNetwork], space: spaces.Space[Any]) -> t
         (VECTOR, BOTH, {"normalise_observations": False}, StackedActors),
         (VECTOR, BOTH, {"hidden_sizes": (), "separate_critic": False}, StackedActors),
         (VECTOR, BOTH, {"action_std": "state"}, StackedActors),
-        (VECTOR, BOTH, {"core": "gru", "core_size": 6}, PassOfEach),
-        (VECTOR, BOTH, {"core": "lstm", "core_size": 6, "separate_critic": False}, PassOfEach),
-        (IMAGE, spaces.Discrete(4), {"encoder": "nature_cnn", "cnn_features": 8}, PassOfEach),
+        (VECTOR, BOTH, {"core": "gru", "core_size": 6}, NetworkOfEachRow),
+        (
+            VECTOR,
+            BOTH,
+            {"core": "lstm", "core_size": 6, "separate_critic": False},
+            NetworkOfEachRow,
+        ),
+        (IMAGE, spaces.Discrete(4), {"encoder": "nature_cnn", "cnn_features": 8}, NetworkOfEachRow),
     ],
 )
 def test_each_row_has_the_policy_of_its_own_network(
@@ -81,7 +85,7 @@ def test_each_row_has_the_policy_of_its_own_network(
 ) -> None:
     specs, actions = observation_specs(space), action_specs(action)
     model = ModelConfig(**config)
-    networks = [randomised(make_model(model, specs, actions), i) for i in range(NETWORKS)]
+    networks = [randomised(ActorCritic(model, specs, actions), i) for i in range(NETWORKS)]
     assert check(networks, space) is kind
 
 
@@ -91,4 +95,4 @@ def test_q_networks_take_a_pass_each() -> None:
         randomised(QNetwork(ModelConfig(), specs, actions, dueling=True, head_size=4), i)
         for i in range(NETWORKS)
     ]
-    assert check(networks, VECTOR) is PassOfEach
+    assert check(networks, VECTOR) is NetworkOfEachRow

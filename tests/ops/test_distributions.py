@@ -10,8 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from sampleforge.ops.distributions import ActionDistribution, action_layout
-from sampleforge.ops.gaussian import Gaussian
+from sampleforge.ops.distributions import ActionDistribution, Gaussian, action_layout
 from sampleforge.spec import ActionSpec, action_specs
 from tests.support.action_spaces import BOX, DISCRETE, MIXED, SPACES, UNEVEN, parameters, seeded
 

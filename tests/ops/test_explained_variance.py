@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.ops.explained_variance import MOMENTS, explained_variance, value_moments
+from sampleforge.ops.masked import MOMENTS, explained_variance, value_moments
 from sampleforge.workers.metrics import ReportMetrics
 from tests.support.graphs import updates
 from tests.support.learners import config

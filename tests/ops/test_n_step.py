@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.ops.exploration import epsilon_ladder
-from sampleforge.ops.n_step import FinalValues, initial_errors, n_step_windows
-from sampleforge.ops.r2d2 import EPSILON, rescale, slope, unrescale
+from sampleforge.ops.q_learning import (
+    EPSILON,
+    FinalValues,
+    initial_errors,
+    n_step_windows,
+    rescale,
+    slope,
+    unrescale,
+)
+from sampleforge.ops.schedules import epsilon_ladder
 from tests.support.random_rollouts import random_rollout
 
 GAMMA = 0.9

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.ops.rewards import learned_rewards
+from sampleforge.ops.returns import learned_rewards
 
 RAW = [-300.0, -1.0, -0.25, 0.0, 0.5, 2.0, 700.0]
 

@@ -11,14 +11,11 @@ import pytest
 
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.hyperparameters import (
-    APPO_LOSS_HYPERPARAMETERS,
-    DQN_HYPERPARAMETERS,
-    LEARNER_HYPERPARAMETERS,
-    changed,
-    values,
-)
+from sampleforge.algorithms.dqn.learner import DQN_HYPERPARAMETERS
+from sampleforge.algorithms.learning import changed, values
 from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS
+from sampleforge.algorithms.ppo.loss import APPO_LOSS_HYPERPARAMETERS
 from sampleforge.populations.rounds import (
     EXPLOIT_RULES,
     KNOWN,

@@ -13,7 +13,7 @@ from sampleforge.config import ConfigError
 from sampleforge.loaded_policy import read_config
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust
-from sampleforge.tools.tournament.tournament import load_players
+from sampleforge.tools.tournament import load_players
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algorithms.dqn.loss import FinishRollout
+from sampleforge.algorithms.dqn.finish_rollout import FinishRollout
 from sampleforge.algorithms.learning import Update
 from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.n_step import initial_errors, n_step_windows
+from sampleforge.ops.q_learning import initial_errors, n_step_windows
 from sampleforge.replay.sample_batches import Choice, ReadySample, ReplaySample
 from sampleforge.replay.samples import Gathered, SequenceReader, Sequences
 from sampleforge.rollouts.batch_source import Taken

@@ -14,7 +14,7 @@ from gymnasium.wrappers import FrameStackObservation
 from sampleforge.algorithms.acting import Acted
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import sync_vector
-from sampleforge.ops.n_step import Windows, n_step_windows
+from sampleforge.ops.q_learning import Windows, n_step_windows
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.items import ITEM_COLUMNS, write_items

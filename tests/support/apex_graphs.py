@@ -12,9 +12,9 @@ import torch
 
 from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.learning import Update
+from sampleforge.algorithms.learning import LearnerPlace, Update
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.sample_batches import ReplaySample, SampleBatches
 from sampleforge.replay.snapshot import ReplayFolder
@@ -157,7 +157,7 @@ class CheckingLearner(DqnLearner):
     ends with a final observation that is bootstrapped from."""
 
     def __init__(self, model: Any, config: ApexConfig) -> None:
-        super().__init__(model, config, device=torch.device("cpu"), precision="fp32")
+        super().__init__(model, config, LearnerPlace(torch.device("cpu")))
         self.config = config
         self.random = np.random.default_rng(0)
         self.checked = self.truncated = 0

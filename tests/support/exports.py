@@ -13,10 +13,10 @@ from gymnasium import spaces
 
 from sampleforge.env.adapter import env_spec
 from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig, QHeadsConfig
+from sampleforge.models.q_heads import value_distribution
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.registry import make_model
-from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.running_stats import Moments
 from sampleforge.spec import EnvSpaces, EnvSpec, with_action_units
 
@@ -116,7 +116,7 @@ def policy_of(case: Case) -> LoadedPolicy:
     config = ModelConfig(**small)
     if case.heads is not None:
         return LoadedPolicy(_q_network(config, spec, case.heads), spec)
-    model = make_model(config, spec.observations, spec.actions)
+    model = ActorCritic(config, spec.observations, spec.actions)
     with torch.no_grad():
         model.policy_weight.mul_(100.0)  # it begins with a gain of 0.01
     model.rescale_values(3.0)

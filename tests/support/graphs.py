@@ -14,7 +14,7 @@ import torch
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runners.base import RunnerContext

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from sampleforge.tools.jobs.jobs import EndingInOrder, Work
+from sampleforge.tools.jobs.jobs import EndingInOrder, Jobs, Work
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,20 @@ class Fail:
         raise ValueError("what the job failed with")
 
 
-@dataclass
-class JobsAtOnce:
+class JobsAtOnce(Jobs):
     """Jobs that run in this process, one after the other, when they are started; ``killed``: names
     of jobs that are killed instead, before they have done anything."""
 
-    limit: int = 1
-    killed: list[str] = field(default_factory=list)
-    started: list[str] = field(default_factory=list)
-    _ended: list[str] = field(default_factory=list)
-
-    @property
-    def running(self) -> frozenset[str]:
-        return frozenset(self._ended)
+    def __init__(self, limit: int = 1, killed: Sequence[str] = ()) -> None:
+        super().__init__(limit)
+        self.killed = list(killed)
+        self.started: list[str] = []
 
     def start(self, works: Mapping[str, Work]) -> None:
-        assert len(works) + len(self._ended) <= self.limit
+        assert len(works) + len(self._jobs) <= self.limit
         for name, work in works.items():
             self.started.append(name)
-            self._ended.append(name)
+            self._jobs[name] = work
             if name in self.killed:
                 self.killed.remove(name)
                 continue
@@ -80,17 +75,6 @@ class JobsAtOnce:
                 print(f"job {name}: {error}")
 
     def take_ended(self) -> list[str]:
-        ended, self._ended = self._ended, []
+        ended = list(self._jobs)
+        self._jobs.clear()
         return ended
-
-    def log(self, name: str) -> Path | None:
-        return None
-
-    def stop(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.actor_critic import ActorCritic
@@ -47,9 +48,7 @@ def learner_of(
         model_of(config) if model is None else model,
         AppoLoss(config, config.gamma),
         config,
-        device=device,
-        precision="fp32",
-        seed=1,
+        LearnerPlace(device, seed=1),
     )
 
 

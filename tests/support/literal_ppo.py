@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampleforge.algorithms.experience import Experience
+from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import Tensors
-from sampleforge.algorithms.losses import AutogradLoss, Minibatches
+from sampleforge.algorithms.losses import AutogradLoss
 from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.ops.explained_variance import value_moments
+from sampleforge.ops.masked import value_moments
 from sampleforge.ops.returns import vtrace
 from sampleforge.ops.running_stats import Gather, alone, over_ranks, scalar_moments
 

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from sampleforge.algorithms.algorithm import LearnerPlace
 from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.dqn.loss import DqnOutput
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.importance import importance_weights
 from sampleforge.spec import ACTION
@@ -62,8 +62,8 @@ class SoftConfig(DqnConfig, ReplayRunConfig):
 class SoftLearner(DqnLearner):
     """The learner of DQN with another loss."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._passes = None
 
     def _loss(self, batch: Any, beta: Any) -> DqnOutput:
@@ -89,14 +89,7 @@ class SoftLearner(DqnLearner):
 
 
 def new_learner(config: SoftConfig, network: QNetwork, place: LearnerPlace) -> SoftLearner:
-    return SoftLearner(
-        network,
-        config,
-        device=place.device,
-        precision=place.precision,
-        noise_seed=place.noise_seed,
-        averaging=place.averaging,
-    )
+    return SoftLearner(network, config, place)
 
 
 SOFT = Pairing(

@@ -8,8 +8,9 @@ from functools import cache
 
 import torch
 
-from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.experience import WHOLE, Share
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.config import ModelConfig
@@ -53,12 +54,13 @@ def learner_of(
         model,
         AppoLoss(config, config.gamma),
         config,
-        device=torch.device("cpu"),
-        precision="fp32",
-        seed=1,
-        averaging=averaging,
-        batch_size=batch_size,
-        share=share,
+        LearnerPlace(
+            torch.device("cpu"),
+            seed=1,
+            averaging=averaging or Averaging(),
+            batch_size=batch_size,
+            share=share,
+        ),
     )
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.averaging import Averaging, Local
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.experience import WHOLE, Share
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.sac.learner import SacLearner
 from sampleforge.algorithms.td3.algorithm import TD3
@@ -71,7 +72,7 @@ def _learner(
     with seeded(1):
         network = algorithm.new_network(config, spec)
         place = LearnerPlace(
-            spec, torch.device("cpu"), "fp32", 1, 2, averaging or Local(), None, share
+            torch.device("cpu"), "fp32", 1, 2, averaging or Averaging(), None, share, spec
         )
         return algorithm.new_learner(config, network, place)
 

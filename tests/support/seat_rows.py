@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from sampleforge.algorithms.ppo.algorithm import PPO
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.records import EpisodeRecord

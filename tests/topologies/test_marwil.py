@@ -19,7 +19,7 @@ from sampleforge.data.stored_steps import StoredBatches
 from sampleforge.env.config import EnvConfig
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.topologies import stored
 from sampleforge.topologies.config import MarwilConfig

@@ -17,7 +17,7 @@ from sampleforge.algorithms.learning import Update
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.exchange import SlotExchange

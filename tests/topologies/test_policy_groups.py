@@ -21,7 +21,7 @@ from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
 from sampleforge.loaded_policy import load_policy
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.run.folder.checkpoint import CheckpointStore

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.runtime.numa import NumaNode, node_for_group
@@ -65,10 +66,10 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
 
     chosen = config(inference="worker", num_splits=3)
     graph, _ = build(chosen)
-    from sampleforge.models.registry import make_model, resolve_encoder
+    from sampleforge.models.encoder_registry import resolve_encoder
 
     spec = graph.groups[0].exchange.slots.shape.spec
-    model = make_model(
+    model = ActorCritic(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
     )
     graph.groups[0].weights.read(model.state_dict())
@@ -89,7 +90,7 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, infer
     """One pass over the stored rollout, from its stored state, gives what was acted on."""
     import torch
 
-    from sampleforge.models.registry import make_model, resolve_encoder
+    from sampleforge.models.encoder_registry import resolve_encoder
     from tests.support.graphs import build
 
     model_config = ModelConfig(
@@ -98,7 +99,7 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, infer
     chosen = config(inference=inference, model=model_config)
     graph, _ = build(chosen)
     spec = graph.groups[0].exchange.slots.shape.spec
-    model = make_model(
+    model = ActorCritic(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
     )
     graph.groups[0].weights.read(model.state_dict())

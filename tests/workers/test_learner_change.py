@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algorithms.learning import GradientLearner, Update
+from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
@@ -239,10 +239,8 @@ class WithTarget(GradientLearner[Any, Any]):
 
     def __init__(self, copies: tuple[str, ...]) -> None:
         self.copies = copies
-        others, device = {"target": model_of(CHOSEN)}, torch.device("cpu")
-        super().__init__(
-            model_of(CHOSEN), CHOSEN, (), device=device, precision="fp32", others=others
-        )
+        others, place = {"target": model_of(CHOSEN)}, LearnerPlace(torch.device("cpu"))
+        super().__init__(model_of(CHOSEN), CHOSEN, (), place, others)
 
     def update(self, batch: Any, progress: float) -> Update:
         raise NotImplementedError

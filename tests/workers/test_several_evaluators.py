@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig

@@ -15,8 +15,12 @@ import pytest
 import torch
 
 from sampleforge.algorithms.averaging import DataParallel
-from sampleforge.algorithms.experience import experience_of, minibatch_positions
-from sampleforge.algorithms.minibatches import env_share, minibatch_indices
+from sampleforge.algorithms.experience import (
+    env_share,
+    experience_of,
+    minibatch_indices,
+    minibatch_positions,
+)
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.api import train
 from sampleforge.config import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig

@@ -7,17 +7,15 @@ from typing import Any
 import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.learner import DqnLearner
-from sampleforge.algorithms.dqn.loss import FinishRollout, columns
-from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
-from sampleforge.algorithms.hyperparameters import (
-    DQN_HYPERPARAMETERS,
-)
+from sampleforge.algorithms.dqn.finish_rollout import FinishRollout, columns
+from sampleforge.algorithms.dqn.learner import DQN_HYPERPARAMETERS, DqnLearner
+from sampleforge.algorithms.exploring import epsilon_greedy
+from sampleforge.algorithms.learning import LearnerPlace
+from sampleforge.models.q_heads import value_distribution
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.value_distribution import value_distribution
-from sampleforge.ops.exploration import epsilon_ladder
+from sampleforge.ops.schedules import epsilon_ladder
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
@@ -38,14 +36,7 @@ def _new_network(config: Any, spec: EnvSpec) -> QNetwork:
 
 
 def _new_learner(config: Any, network: QNetwork, place: LearnerPlace) -> DqnLearner:
-    return DqnLearner(
-        network,
-        config,
-        device=place.device,
-        precision=place.precision,
-        noise_seed=place.noise_seed,
-        averaging=place.averaging,
-    )
+    return DqnLearner(network, config, place)
 
 
 def _new_acting(

@@ -12,32 +12,38 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.captured import CapturedWork, Graphs
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.distributional import distributional_loss
-from sampleforge.algorithms.dqn.loss import DqnOutput, dqn_gradient, dqn_loss
-from sampleforge.algorithms.dqn.r2d2 import r2d2_loss
+from sampleforge.algorithms.dqn.loss import (
+    DqnOutput,
+    distributional_loss,
+    dqn_gradient,
+    dqn_loss,
+    r2d2_loss,
+)
 from sampleforge.algorithms.flat_parameters import (
     Adam,
     FlatParameters,
     Optimiser,
     RmsProp,
 )
-from sampleforge.algorithms.hyperparameters import DQN_HYPERPARAMETERS
-from sampleforge.algorithms.learning import GradientLearner, Tensors, Update
-from sampleforge.algorithms.precision import autocast
+from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Tensors, Update
 from sampleforge.algorithms.return_scale import RewardScale, typical_size
+from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import q_passes_of
-from sampleforge.models.noisy import Noise, noise_size, noisy_layers, set_noise
+from sampleforge.models.q_heads import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.rewards import learned_rewards
+from sampleforge.ops.returns import learned_rewards
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Sequences, Transitions
 from sampleforge.shared.staging import wait_for_copies
 
 SCALE_INTERVAL = 16
 """Learner steps between updates of the rewards' scale, once it is known."""
+
+
+DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
+"""The discount is not among them, because the n-step returns of stored experience depend on it."""
 
 
 @dataclass(frozen=True)
@@ -52,34 +58,17 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
     """Online network (``model``), target network and optimiser.
 
     See `GradientLearner`. ``version`` determines when the target network is updated. Noisy layers
-    of both networks draw new noise for each forward pass, from a generator with ``noise_seed``. If
-    several learners learn one policy, each has a part of every batch. ``env_steps`` is set by the
-    process around it.
+    of both networks draw new noise for each forward pass, from a generator with the place's
+    ``noise_seed``. If several learners learn one policy, each has a part of every batch.
+    ``env_steps`` is set by the process around it.
     """
 
     copies: tuple[str, ...] = ("target",)
 
-    def __init__(
-        self,
-        model: QNetwork,
-        config: DqnConfig,
-        *,
-        device: torch.device,
-        precision: str,
-        noise_seed: int = 0,
-        averaging: Averaging | None = None,
-    ) -> None:
-        model, self.target = with_target(model)
-        super().__init__(
-            model,
-            config,
-            DQN_HYPERPARAMETERS,
-            device=device,
-            precision=precision,
-            averaging=averaging,
-            others={"target": self.target},
-        )
-        self._noise_generator = torch.Generator(device).manual_seed(noise_seed)
+    def __init__(self, model: QNetwork, config: DqnConfig, place: LearnerPlace) -> None:
+        self.target = copy.deepcopy(model).requires_grad_(False)
+        super().__init__(model, config, DQN_HYPERPARAMETERS, place, {"target": self.target})
+        self._noise_generator = torch.Generator(place.device).manual_seed(place.noise_seed)
         noise = Noise(self._noise_generator, per_row=False)
         set_noise(self.model, noise)
         set_noise(self.target, noise)
@@ -90,9 +79,9 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             "optimiser", model, lambda flat: _make_optimiser(flat, config)
         )
         self._is_noisy = bool(noisy_layers(self.model))
-        by_hand = self.averaging.solo and precision == "fp32"
+        by_hand = self.averaging.solo and place.precision == "fp32"
         self._passes = q_passes_of(self.model, self.target) if by_hand else None
-        self._reward_scale = RewardScale(device) if config.normalise_returns else None
+        self._reward_scale = RewardScale(place.device) if config.normalise_returns else None
         self._scale_is_known = False
         self._graphed: CapturedWork | None = None
 
@@ -222,12 +211,6 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
         self._target_updates = self.version // self._target_interval
-
-
-def with_target(model: QNetwork) -> tuple[QNetwork, QNetwork]:
-    """Return the networks of a learner: the ``model``, and its target network, which is not
-    trained."""
-    return model, copy.deepcopy(model).requires_grad_(False)
 
 
 def _fetch(

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.hyperparameters import (
-    MARWIL_HYPERPARAMETERS,
-)
-from sampleforge.algorithms.marwil.learner import MarwilLearner
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.learning import LearnerPlace
+from sampleforge.algorithms.marwil.learner import MARWIL_HYPERPARAMETERS, MarwilLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.rollouts.slots import ACTOR_CRITIC
 from sampleforge.spec import EnvSpec
@@ -21,13 +19,7 @@ def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
 
 
 def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> MarwilLearner:
-    return MarwilLearner(
-        network,
-        config,
-        device=place.device,
-        precision=place.precision,
-        averaging=place.averaging,
-    )
+    return MarwilLearner(network, config, place)
 
 
 def _columns(config: Any) -> Mapping[str, str]:

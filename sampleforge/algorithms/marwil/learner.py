@@ -8,27 +8,40 @@ from typing import Any
 
 import torch
 
-from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.flat_parameters import Adam
-from sampleforge.algorithms.hyperparameters import MARWIL_HYPERPARAMETERS
-from sampleforge.algorithms.learning import GradientLearner, Tensors, Update, to_floats
+from sampleforge.algorithms.learning import (
+    GradientLearner,
+    LearnerPlace,
+    Tensors,
+    Update,
+    to_floats,
+)
 from sampleforge.algorithms.marwil.config import ImitationConfig
-from sampleforge.algorithms.precision import autocast
 from sampleforge.data.stored_steps import Mixture, StoredBatch
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.forward import autocast
 from sampleforge.ops.advantage_weighting import (
     advantage_weights,
     moving_square,
     weighted_imitation_loss,
 )
-from sampleforge.ops.explained_variance import value_moments
-from sampleforge.ops.masked import masked_mean, valid_total
+from sampleforge.ops.masked import masked_mean, valid_total, value_moments
 
 LEAST_SPREAD = 0.1
 """The unit of values is at least this fraction of the returns' root mean square, because returns
 that are all alike have no deviation."""
 CHUNK = 4096
 """Observations that are counted at a time for the statistics that normalise them."""
+
+
+MARWIL_HYPERPARAMETERS = (
+    "learning_rate",
+    "max_grad_norm",
+    "advantage_exponent",
+    "max_advantage_weight",
+    "value_coeff",
+)
+"""The discount is not among them, because the returns of the data are computed once."""
 
 
 def imitation_loss(
@@ -94,27 +107,12 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
     ``env_steps`` is set by the process around it. See `GradientLearner`.
     """
 
-    def __init__(
-        self,
-        model: ActorCritic,
-        config: ImitationConfig,
-        *,
-        device: torch.device,
-        precision: str,
-        averaging: Averaging | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            config,
-            MARWIL_HYPERPARAMETERS,
-            device=device,
-            precision=precision,
-            averaging=averaging,
-        )
+    def __init__(self, model: ActorCritic, config: ImitationConfig, place: LearnerPlace) -> None:
+        super().__init__(model, config, MARWIL_HYPERPARAMETERS, place)
         self._optimiser = self._add_optimiser(
             "optimiser", model, lambda flat: Adam(flat, (0.9, 0.999), config.adam_eps)
         )
-        self._square = torch.zeros((), dtype=torch.float64, device=device)
+        self._square = torch.zeros((), dtype=torch.float64, device=place.device)
 
     @torch.no_grad()
     def fit_units(self, data: Mixture) -> None:

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.hyperparameters import (
-    APPO_LOSS_HYPERPARAMETERS,
-    LEARNER_HYPERPARAMETERS,
-)
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.learning import LearnerPlace
+from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS, PpoLearner
+from sampleforge.algorithms.ppo.loss import APPO_LOSS_HYPERPARAMETERS, AppoLoss
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.rollouts.slots import ACTOR_CRITIC
@@ -29,17 +26,7 @@ def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
 
 def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
     loss = AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns)
-    return PpoLearner(
-        network,
-        loss,
-        config,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
-        averaging=place.averaging,
-        batch_size=place.batch_size,
-        share=place.share,
-    )
+    return PpoLearner(network, loss, config, place)
 
 
 def _new_acting(

@@ -1,35 +1,116 @@
-"""The learner of an actor-critic policy, as an object without a process."""
+"""The gradient steps of an update as one graph; see `sampleforge.algorithms.captured`.
+
+The learner of an actor-critic policy, as an object without a process.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from sampleforge.algorithms.averaging import Averaging
-from sampleforge.algorithms.captured import Graphs
+from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import (
-    WHOLE,
     Experience,
-    Share,
+    Minibatches,
     experience_of,
     minibatch_positions,
 )
 from sampleforge.algorithms.flat_parameters import Adam
-from sampleforge.algorithms.hyperparameters import LEARNER_HYPERPARAMETERS
-from sampleforge.algorithms.learning import GradientLearner, Tensors, Update, to_floats
-from sampleforge.algorithms.losses import MAXIMA, Loss, Minibatches
-from sampleforge.algorithms.ppo.graphed_steps import GraphedSteps
+from sampleforge.algorithms.learning import (
+    GradientLearner,
+    LearnerPlace,
+    Tensors,
+    Update,
+    to_floats,
+)
+from sampleforge.algorithms.losses import MAXIMA, Loss
 from sampleforge.algorithms.ppo.update_kl import UpdateKl
-from sampleforge.algorithms.precision import autocast
 from sampleforge.algorithms.return_scale import ReturnScale
+from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
 from sampleforge.ops.schedules import kl_adaptive
 from sampleforge.rollouts.batch import Batch
+
+LEARNER_HYPERPARAMETERS = (
+    "learning_rate",
+    "lr_target_kl",
+    "gamma",
+    "max_grad_norm",
+    "reward_scale",
+)
+
+
+@dataclass(frozen=True)
+class DrawnSteps:
+    """The steps of an update: the ``experience``, and for each epoch the ``order`` (int64 [epochs,
+    n]) of its columns or of its single steps; n = 0: each minibatch is the whole experience.
+    ``rate`` (float32 []) is the learning rate."""
+
+    experience: Experience
+    order: torch.Tensor
+    rate: torch.Tensor
+
+    def minibatches(self, size: int, *, whole_rows: bool) -> Minibatches:
+        """Return the minibatches of ``size`` env steps, as `minibatch_positions` draws them."""
+        per = size // self.experience.reward.shape[0] if whole_rows else size
+        drawn: list[torch.Tensor | None] = []
+        for order in self.order.unbind():
+            drawn += torch.split(order, per) if len(order) else [None]
+        return Minibatches(drawn, self.experience, whole_rows=whole_rows)
+
+
+class GraphedSteps:
+    """Takes all steps of an update as one graph. ``learn(experience, minibatches, rate)`` takes
+    them and returns their metrics; ``fixed()``: the hyperparameters, which are fixed in a graph."""
+
+    def __init__(
+        self,
+        learn: Callable[[Experience, Minibatches, torch.Tensor], Outputs],
+        graphs: Graphs,
+        fixed: Callable[[], Hashable],
+    ) -> None:
+        self._learn = learn
+        self._captured = CapturedWork(self._take, graphs, fixed)
+
+    def __call__(
+        self,
+        experience: Experience,
+        rate: float,
+        generator: torch.Generator,
+        *,
+        epochs: int,
+        size: int,
+        whole_rows: bool,
+    ) -> tuple[int, Outputs]:
+        """Take the steps of all minibatches, in an order that ``generator`` draws; return their
+        number and their metrics."""
+        self._size, self._whole_rows = size, whole_rows
+        rollout, rows = experience.reward.shape
+        device = experience.reward.device
+        count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
+        if size >= rollout * rows and whole_rows:
+            count, per = 0, 1
+        on_host = torch.empty((epochs, count), dtype=torch.int64)
+        for order in on_host if count else ():
+            order.copy_(torch.randperm(count, generator=generator))
+        if device.type == "cuda":
+            on_host = on_host.pin_memory()
+        drawn = DrawnSteps(
+            experience,
+            on_host.to(device, non_blocking=True),
+            torch.full((), rate, device=device),
+        )
+        return epochs * max(1, math.ceil(count / per)), self._captured(drawn)
+
+    def _take(self, drawn: DrawnSteps) -> Outputs:
+        minibatches = drawn.minibatches(self._size, whole_rows=self._whole_rows)
+        return self._learn(drawn.experience, minibatches, drawn.rate)
 
 
 class PpoLearner(GradientLearner[Any, LearnerConfig]):
@@ -37,9 +118,8 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
 
     See `GradientLearner`. A minibatch without a valid row on any rank makes no step and no version.
     All learners of a policy begin with the same `state` and have the same `state` after each
-    update. ``batch_size`` is the nominal number of env
-    steps of a batch whose size varies; it determines the number of gradient steps. ``share``: the
-    part of each batch that this learner has.
+    update. The place's ``batch_size``, of a batch whose size varies, determines the number of
+    gradient steps.
 
     ``env_steps`` counts the valid env steps of all batches.
     """
@@ -49,32 +129,19 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         model: Any,
         loss: Loss,
         config: LearnerConfig,
-        *,
-        device: torch.device,
-        precision: str,
-        seed: int,
-        averaging: Averaging | None = None,
-        batch_size: int | None = None,
-        share: Share = WHOLE,
+        place: LearnerPlace,
     ) -> None:
-        super().__init__(
-            model,
-            config,
-            LEARNER_HYPERPARAMETERS,
-            device=device,
-            precision=precision,
-            averaging=averaging,
-        )
+        super().__init__(model, config, LEARNER_HYPERPARAMETERS, place)
         assert config.num_epochs is not None
         self._loss = loss
-        self._batch_size = batch_size
-        self._share = share
+        self._batch_size = place.batch_size
+        self._share = place.share
         self._optimiser = self._add_optimiser(
             "optimiser", model, lambda flat: Adam(flat, config.adam_betas, config.adam_eps)
         )
         self._num_epochs = config.num_epochs
-        self._generator = torch.Generator().manual_seed(seed)  # minibatch order
-        self._return_scale = ReturnScale(config.gamma, device)
+        self._generator = torch.Generator().manual_seed(place.seed)  # minibatch order
+        self._return_scale = ReturnScale(config.gamma, place.device)
         self._graphed: GraphedSteps | None = None
         self._loads = 0  # each puts the optimiser's state in another place
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.ops.explained_variance import moment_columns
+from sampleforge.ops.masked import moment_columns
 from sampleforge.ops.policy_terms import PolicyTerms
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.epsilon_greedy import epsilon_greedy
-from sampleforge.algorithms.hyperparameters import LEARNER_HYPERPARAMETERS
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.exploring import epsilon_greedy
+from sampleforge.algorithms.learning import LearnerPlace
+from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS, PpoLearner
+from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.algorithms.pqn.loss import HYPERPARAMETERS, PqnLoss
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.schedules import between
@@ -34,38 +35,22 @@ def _new_network(config: Any, spec: EnvSpec) -> QNetwork:
 
 
 def _new_learner(config: Any, network: QNetwork, place: LearnerPlace) -> PpoLearner:
-    return PpoLearner(
-        network,
-        PqnLoss(config, config.gamma),
-        config,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
-        averaging=place.averaging,
-        batch_size=place.batch_size,
-        share=place.share,
-    )
+    return PpoLearner(network, PqnLoss(config, config.gamma), config, place)
 
 
-@dataclass(frozen=True)
-class FallingEpsilon:
-    """The probability of a random action, which falls linearly over the first
+def falling_epsilon(config: PqnLossConfig, progress: Progress) -> float:
+    """Return the probability of a random action now, which falls linearly over the first
     ``epsilon_env_steps`` env steps of the run."""
-
-    config: Any
-    progress: Progress
-
-    def __call__(self) -> float:
-        """Return the probability now."""
-        config, passed = self.config, self.progress.env_steps / self.config.epsilon_env_steps
-        return between(config.epsilon_first, config.epsilon_last, passed)
+    assert config.epsilon_env_steps is not None, "resolve_defaults comes first"
+    passed = progress.env_steps / config.epsilon_env_steps
+    return between(config.epsilon_first, config.epsilon_last, passed)
 
 
 def _new_acting(
     config: Any, network: QNetwork, weights: SharedWeights, place: ActingPlace
 ) -> Acting:
     assert place.progress is not None
-    epsilon = FallingEpsilon(config, place.progress)
+    epsilon = partial(falling_epsilon, config, place.progress)
     return epsilon_greedy(network, weights, place, refresh_interval=1, epsilon=epsilon)
 
 

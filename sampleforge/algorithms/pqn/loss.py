@@ -10,13 +10,11 @@ from typing import Any
 import torch
 
 from sampleforge.algorithms.experience import Experience
-from sampleforge.algorithms.hyperparameters import changed, values
-from sampleforge.algorithms.learning import Tensors
+from sampleforge.algorithms.learning import Tensors, changed, values
 from sampleforge.algorithms.losses import AutogradLoss
 from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.explained_variance import value_moments
-from sampleforge.ops.masked import masked_mean, valid_total
+from sampleforge.ops.masked import masked_mean, valid_total, value_moments
 from sampleforge.ops.returns import gae
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.spec import ACTION

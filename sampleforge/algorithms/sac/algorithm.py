@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.critics_learner import WriteWindows, new_critics
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.critics_learner import new_critics
+from sampleforge.algorithms.exploring import no_extra_columns, uniform_first
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.learner import SAC_HYPERPARAMETERS, SacLearner
 from sampleforge.algorithms.sampling import Stochastic
-from sampleforge.algorithms.uniform_first import no_extra_columns, uniform_first
+from sampleforge.algorithms.windows import WriteWindows
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
@@ -20,7 +22,7 @@ def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
 
 
 def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> SacLearner:
-    return SacLearner(network, new_critics(config, place.spec), config, place)
+    return SacLearner(network, new_critics(config, place), config, place)
 
 
 def _new_acting(

@@ -1,23 +1,141 @@
-"""The learner of soft actor-critic, as an object without a process: a sample in, metrics and errors
-out."""
+"""The losses of soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905).
+
+Actions are in units of their bounds, -1 to 1, and so are their densities.
+
+The gradients of soft actor-critic by hand.
+
+The learner of soft actor-critic, as an object without a process: a sample in, metrics and errors
+out.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampleforge.algorithms.algorithm import LearnerPlace
 from sampleforge.algorithms.critics_learner import HYPERPARAMETERS, CriticsLearner, Drawing
+from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
 from sampleforge.algorithms.flat_parameters import Optimiser
-from sampleforge.algorithms.precision import autocast
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.config import SacLossConfig
-from sampleforge.algorithms.sac.loss import actor_loss, draw, soft_targets, temperature_loss
-from sampleforge.algorithms.sac.passes import SacPasses
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
+from sampleforge.models.forward import autocast
+from sampleforge.models.mlp_passes import VectorInputs
+from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD
 from sampleforge.replay.samples import Transitions
+
+_LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
+
+
+class Drawn(NamedTuple):
+    """Actions drawn from a policy, differentiable by its parameters."""
+
+    actions: Tensor
+    """float32 [B, A], between -1 and 1."""
+    log_prob: Tensor
+    """float32 [B], the log density of each."""
+
+
+def draw(parameters: Tensor, noise: Tensor) -> Drawn:
+    """Return tanh(mean + std * noise) and its log density.
+
+    ``parameters`` [B, 2A] are the means and the log standard deviations, ``noise`` [B, A] standard
+    normal numbers (section 5 and appendix C of the paper)."""
+    mean, log_std = parameters.chunk(2, -1)
+    log_std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+    u = torch.addcmul(mean, log_std.exp(), noise)
+    log_density = -0.5 * noise.square() - log_std - _LOG_ROOT_TAU
+    log_slope = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))  # log(1 - tanh(u) ** 2)
+    return Drawn(u.tanh(), (log_density - log_slope).sum(-1))
+
+
+def soft_targets(
+    returns: Tensor, discount: Tensor, values: Tensor, log_prob: Tensor, temperature: Tensor
+) -> Tensor:
+    """Return the targets [B], for actions a' drawn from the policy (eq. 3 and 6):
+    returns + discount * (min_i Q_i(s', a') - temperature * log pi(a'|s')).
+
+    ``values`` [N, B]: of the target critics at s', a'. With windows of several steps, the entropies
+    between s and s' are left out, as is usual."""
+    return returns + discount * (values.amin(0) - temperature * log_prob)
+
+
+def actor_loss(values: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
+    """Return the mean of temperature * log pi(a|s) - min_i Q_i(s, a) (eq. 9), []; ``values``
+    [N, B], of actions a that are drawn from the policy."""
+    return (temperature * log_prob - values.amin(0)).mean()
+
+
+def temperature_loss(temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Return the mean of -temperature * (log pi(a|s) + target entropy) (eq. 18), [], whose gradient
+    is by the temperature alone."""
+    return -temperature * (log_prob.detach() + target_entropy).mean()
+
+
+class SacPasses:
+    """The passes of a learner's networks, of which there `has_passes`."""
+
+    def __init__(self, model: ActorCritic, critics: Critics, target: Critics) -> None:
+        self._inputs = VectorInputs(model.normaliser, model.actor)
+        self._policy = PolicyPasses(model)
+        self._critics, self._target = CriticsPasses(critics), CriticsPasses(target)
+
+    @torch.no_grad()
+    def gradients(
+        self, drawing: Drawing, actions: Tensor, alpha: Tensor, acts: bool
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Set the gradients of the critics, and if the update ``acts`` those of the policy; return
+        the metrics, the errors [B] and the log-probabilities [B] of the actions that were drawn at
+        the observations (empty, if it does not act).
+
+        ``actions`` [B, A]: those taken, in units of their bounds; ``alpha`` []: the temperature."""
+        batch, noise = drawing.batch, drawing.noise
+        now, later = self._inputs(batch.obs), self._inputs(batch.next_obs)
+        drawn = draw(self._policy.forward(later), noise[0])
+        values = self._target.forward(later, drawn.actions)
+        targets = soft_targets(batch.returns, batch.discount, values, drawn.log_prob, alpha)
+        metrics, errors = self._critics.fit(now, actions, targets, drawing.weights)
+        if not acts:
+            return metrics, errors, targets[:0]
+        parameters = self._policy.forward(now)
+        drawn = draw(parameters, noise[1])
+        least, by_actions = self._of_actions(now, drawn.actions)
+        self._policy.backward(self._by_parameters(parameters, noise[1], drawn, by_actions, alpha))
+        metrics["actor_loss"] = (alpha * drawn.log_prob - least).mean()
+        metrics["entropy"] = -drawn.log_prob.mean()
+        return metrics, errors, drawn.log_prob
+
+    def _of_actions(self, now: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest values [B] of drawn actions [B, A], and the gradient of minus their
+        mean by the actions."""
+        values = self._critics.forward(now, actions)
+        least = values.amin(0)
+        which = (values == least).float()
+        by_values = which / (-len(actions) * which.sum(0))  # as torch has it where two are equal
+        by_actions = torch.zeros_like(actions)
+        for critic, by_own in zip(self._critics.each, by_values, strict=True):
+            critic.add_input_gradient(by_own, by_actions)
+        return least, by_actions
+
+    def _by_parameters(
+        self, parameters: Tensor, noise: Tensor, drawn: Drawn, by_actions: Tensor, alpha: Tensor
+    ) -> Tensor:
+        """Return the gradient of the policy's loss by its parameters [B, 2A]; ``by_actions``: its
+        gradient by the drawn actions, through the critics."""
+        rows, log_std = len(parameters), parameters.chunk(2, -1)[1]
+        inside = (log_std >= MIN_LOG_STD) & (log_std <= MAX_LOG_STD)
+        a = drawn.actions
+        # d log pi / du = 2 tanh u, and da / du = 1 - tanh(u) ** 2
+        by_u = by_actions * (1 - a * a) + (2.0 / rows * alpha) * a
+        std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD).exp()
+        by_log_std = (by_u * std * noise - alpha / rows) * inside
+        return torch.cat((by_u, by_log_std), 1)
+
 
 SAC_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_entropy")
 

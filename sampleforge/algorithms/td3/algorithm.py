@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from sampleforge.algorithms.acting import Acting, ActingPlace
-from sampleforge.algorithms.algorithm import Algorithm, LearnerPlace
-from sampleforge.algorithms.critics_learner import WriteWindows, new_critics
+from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.critics_learner import new_critics
+from sampleforge.algorithms.exploring import box_leaves, no_extra_columns, uniform_first
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.algorithms.td3.learner import TD3_HYPERPARAMETERS, Td3Learner
-from sampleforge.algorithms.uniform_first import box_leaves, no_extra_columns, uniform_first
+from sampleforge.algorithms.windows import WriteWindows
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import unit_actions
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, bounds_of
@@ -20,7 +22,7 @@ from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec
 
 
-class NoisyMode:
+class NoisyMode(Chooser):
     """Chooses the policy's action with Gaussian noise, in units of the bounds, to which it is
     clipped. ``sizes`` float32 [env rows of the run]: standard deviations."""
 
@@ -30,9 +32,6 @@ class NoisyMode:
         self._layout = layout
         self._generator = generator
         self._sizes = sizes
-
-    def begin(self) -> None:
-        """Nothing changes from step to step."""
 
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor
@@ -62,7 +61,7 @@ def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
 
 
 def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> Td3Learner:
-    return Td3Learner(network, new_critics(config, place.spec), config, place)
+    return Td3Learner(network, new_critics(config, place), config, place)
 
 
 def _new_acting(

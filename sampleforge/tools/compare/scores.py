@@ -159,18 +159,10 @@ class ScoreRule(NamedTuple):
     by: tuple[str, ...] = ()
 
 
-class Score(NamedTuple):
-    """The score of a run: the mean return of an evaluation, and the env steps of training at which
-    its weights were copied."""
-
-    value: float
-    env_steps: int
-
-
 @dataclass(frozen=True)
 class ScoredSetting:
     """The runs of one setting, ``runs[env][seed]``, with as many seeds in each environment.
-    ``returns`` and ``env_steps``: of their `Score`, [seeds, envs]."""
+    ``returns`` and ``env_steps``: those of their `score`, [seeds, envs]."""
 
     label: str
     runs: Sequence[Sequence[Curves]]
@@ -202,9 +194,10 @@ def evaluations(run: Curves) -> tuple[Floats, Floats]:
     return x, y
 
 
-def score(run: Curves, rule: ScoreRule) -> Score:
-    """Return the score of a run. Raises ConfigError if it has no evaluation, or was not trained for
-    ``rule.at`` env steps."""
+def score(run: Curves, rule: ScoreRule) -> tuple[float, int]:
+    """Return the score of a run, which is the mean return of an evaluation, and the env steps of
+    training at which its weights were copied. Raises ConfigError if it has no evaluation, or was
+    not trained for ``rule.at`` env steps."""
     steps, returns = evaluations(run)
     if rule.at is not None:
         trained = int(run.reports[-1]["env_steps"])
@@ -221,7 +214,7 @@ def score(run: Curves, rule: ScoreRule) -> Score:
             )
         steps, returns = steps[known], returns[known]
     index = int(np.argmax(returns)) if rule.pick == "best" else len(steps) - 1
-    return Score(float(returns[index]), int(steps[index]))
+    return float(returns[index]), int(steps[index])
 
 
 def scored_settings(

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.config import ConfigError
-from sampleforge.data.dataset import OfflineDataset, StoredEpisode, open_dataset
-from sampleforge.data.hdf5_episodes import check_memory
-from sampleforge.data.whole_episodes import whole_episodes
+from sampleforge.data.dataset import OfflineDataset, StoredEpisode, open_dataset, whole_episodes
+from sampleforge.data.stored_episodes import check_memory
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state, read_config
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import resolve_encoder
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.ops.distributions import action_layout
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust

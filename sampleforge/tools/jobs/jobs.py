@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range
 
@@ -63,25 +63,32 @@ class LaunchFailed(RuntimeError):
     """No job of a sweep or population succeeds; the message ends with the error of the last."""
 
 
-class Jobs(Protocol):
-    """The jobs of one sweep or population, by name."""
+class Jobs:
+    """The base of the jobs of one sweep or population, by name. ``limit``: number of jobs at a
+    time."""
 
-    limit: int
-    """Number of jobs at a time."""
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._jobs: dict[str, Any] = {}
+        self._logs: dict[str, Path] = {}
 
     @property
     def running(self) -> frozenset[str]:
         """Names of the jobs that have been started and not been returned by `take_ended`."""
+        return frozenset(self._jobs)
+
+    def log(self, name: str) -> Path | None:
+        """Return the file with the errors that the job printed; None before its first start."""
+        return self._logs.get(name)
 
     def start(self, works: Mapping[str, Work]) -> None:
         """Start a job for each work, by its name; there may be no running job of that name.
         ``works`` has no more entries than there are free places."""
+        raise NotImplementedError
 
     def take_ended(self) -> list[str]:
         """Return the names of the jobs that have ended since the last call, in whichever way."""
-
-    def log(self, name: str) -> Path | None:
-        """Return the file with the errors that the job printed; None before its first start."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Ask all jobs to end in order; to be called until none is running."""

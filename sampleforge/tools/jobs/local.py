@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from sampleforge.runtime.processes import available_cores
-from sampleforge.tools.jobs.jobs import STOP_S, Work, new_launch, remove_pickles
+from sampleforge.tools.jobs.jobs import STOP_S, Jobs, Work, new_launch, remove_pickles
 
 _AGAIN_S = 1.0
 """Seconds between two requests to end: one that comes while a job starts is lost."""
@@ -29,25 +29,19 @@ _LONGEST_MIN = 60 * 24 * 365
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 
 
-class LocalJobs:
+class LocalJobs(Jobs):
     """Jobs in processes of this machine. Each has one of ``limit`` places (None: one per core) with
     its share of the cores, and the places take turns among the GPUs."""
 
     def __init__(self, folder: Path, limit: int | None, submitit: Any) -> None:
         self._cores = available_cores()
-        self.limit = limit or len(self._cores)
+        super().__init__(limit or len(self._cores))
         self._launch = new_launch(folder)
         self._executor = submitit.LocalExecutor(self._launch)
         self._executor.update_parameters(timeout_min=_LONGEST_MIN)
         self._executor._throttling = 0.0  # of submissions, for the sake of a cluster's scheduler
-        self._jobs: dict[str, Any] = {}
         self._places: dict[str, int] = {}
-        self._logs: dict[str, Path] = {}
         self._asked_at = -_AGAIN_S
-
-    @property
-    def running(self) -> frozenset[str]:
-        return frozenset(self._jobs)
 
     def start(self, works: Mapping[str, Work]) -> None:
         for name, work in works.items():
@@ -71,9 +65,6 @@ class LocalJobs:
         for name in ended:
             del self._jobs[name], self._places[name]
         return ended
-
-    def log(self, name: str) -> Path | None:
-        return self._logs.get(name)
 
     def stop(self) -> None:
         if time.monotonic() - self._asked_at < _AGAIN_S:

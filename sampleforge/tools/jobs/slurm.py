@@ -19,7 +19,7 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.files import write_atomically
-from sampleforge.tools.jobs.jobs import Work, new_launch, remove_pickles
+from sampleforge.tools.jobs.jobs import Jobs, Work, new_launch, remove_pickles
 
 _QUEUE_S = 2.0
 """Seconds between two looks into Slurm's queue."""
@@ -28,7 +28,7 @@ _RESULT_S = 10.0
 file systems show files late."""
 
 
-class SlurmJobs:
+class SlurmJobs(Jobs):
     """Jobs of a Slurm cluster, at most ``limit`` at a time; those that are started together are an
     array. ``options``: of sbatch.
 
@@ -37,7 +37,7 @@ class SlurmJobs:
     """
 
     def __init__(self, folder: Path, limit: int, options: Mapping[str, Any], submitit: Any) -> None:
-        self.limit = limit
+        super().__init__(limit)
         self._submitit = submitit
         self._list = folder / "jobs.json"
         self._name = (
@@ -54,7 +54,7 @@ class SlurmJobs:
         self._gone_since: dict[str, float] = {}
         self._queued: frozenset[str] | None = None
         self._looked_at = -_QUEUE_S
-        self._jobs: dict[str, Any] = dict(self._earlier(folder))
+        self._jobs = dict(self._earlier(folder))
         self._logs = {name: Path(job.paths.stderr) for name, job in self._jobs.items()}
 
     def _earlier(self, folder: Path) -> Iterator[tuple[str, Any]]:
@@ -70,10 +70,6 @@ class SlurmJobs:
                     yield name, self._submitit.SlurmJob(folder / "jobs" / launch, job)
         for job in queue - known:  # its launcher was killed before it wrote the id down
             subprocess.run(["scancel", job], check=False)
-
-    @property
-    def running(self) -> frozenset[str]:
-        return frozenset(self._jobs)
 
     def start(self, works: Mapping[str, Work]) -> None:
         if not works:
@@ -120,9 +116,6 @@ class SlurmJobs:
             except (OSError, subprocess.TimeoutExpired):
                 self._queued = None
         return self._queued
-
-    def log(self, name: str) -> Path | None:
-        return self._logs.get(name)
 
     def stop(self) -> None:
         """Cancel all jobs: Slurm sends SIGTERM, and SIGKILL after its KillWait."""

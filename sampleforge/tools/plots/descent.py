@@ -81,13 +81,6 @@ class Stretch:
         return self.settings[later].values if self.settings else {}
 
 
-class Descent(NamedTuple):
-    """A stretch up to ``end``, in env steps of its member."""
-
-    stretch: Stretch
-    end: int
-
-
 class History:
     """The history of a population: the stretches of each of its ``members``, in their order."""
 
@@ -135,9 +128,14 @@ class History:
         return sorted(self.stretches, key=_natural)
 
     @property
+    def all_stretches(self) -> list[Stretch]:
+        """The stretches of all members, in the members' order and then by time."""
+        return [stretch for member in self.members for stretch in self.stretches[member]]
+
+    @property
     def copies(self) -> list[Copy]:
         """All copies, ordered by receiver and then by time."""
-        each = (stretch.origin for member in self.members for stretch in self.stretches[member])
+        each = (stretch.origin for stretch in self.all_stretches)
         return [origin for origin in each if origin is not None]
 
     @property
@@ -158,14 +156,15 @@ class History:
 
         return max(self.members, key=merit)
 
-    def ancestry(self, member: str) -> list[Descent]:
-        """Return the stretches that the present weights of ``member`` descend from, oldest first:
-        each ends where it was copied, the last one at the end of the member's training."""
+    def ancestry(self, member: str) -> list[tuple[Stretch, int]]:
+        """Return the stretches that the present weights of ``member`` descend from, oldest first,
+        each with the env steps of its member up to which they do: it ends where it was copied, the
+        last one at the end of the member's training."""
         stretch: Stretch | None = self.stretches[member][-1]
         assert stretch is not None
         line, end = [], stretch.end
         while stretch is not None:
-            line.append(Descent(stretch, end))
+            line.append((stretch, end))
             end = stretch.origin.donor_env_steps if stretch.origin is not None else 0
             stretch = stretch.parent
         return line[::-1]

@@ -18,9 +18,9 @@ from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import FILE, read
 from sampleforge.run.folder.lock import POPULATION
 from sampleforge.run.folder.stored_config import read_yaml
-from sampleforge.tools.plots.descent import Descent, History
+from sampleforge.tools.plots.descent import History, Stretch
 from sampleforge.tools.plots.figures import GREY, INK, PALE, TINY, WIDTH, plain_axes, save_figure
-from sampleforge.tools.plots.lineage_lanes import NAMED_UP_TO, Lanes, Line, colour_map
+from sampleforge.tools.plots.lineage_lanes import NAMED_UP_TO, Lanes, colour_map
 
 PITCH = {4: 0.34, 8: 0.26, 16: 0.19}
 """Inches between two lanes, up to so many members; `FINE_PITCH` for more."""
@@ -49,8 +49,8 @@ def draw_lineage(folder: Path, out: Path) -> None:
     config = read_yaml(config_file) if config_file.is_file() else _of_population(folder)
     known = [str(config[name]) for name in ("env", "algo") if config.get(name)]
     names = known or [folder.resolve().name]
-    plot = LineagePlot(history, ", ".join([*names, f"{len(history.members)} members"]))
-    save_figure(plot.draw, out)
+    subject = ", ".join([*names, f"{len(history.members)} members"])
+    save_figure(lambda make_figure: LineagePlot(history, subject).draw(make_figure), out)
 
 
 def _of_population(folder: Path) -> dict[str, Any]:
@@ -73,13 +73,8 @@ class LineagePlot:
         self._history = history
         self._subject = subject
         self._ancestry = history.ancestry(history.best)
-        survival = history.survival()
-        self._lines = [
-            Line(stretch, stretch.end, survival.get(stretch))
-            for member in history.members
-            for stretch in history.stretches[member]
-        ]
-        self._last = max(1, *(line.end for line in self._lines))
+        self._stretches, self._kept = history.all_stretches, history.survival()
+        self._last = max(1, *(stretch.end for stretch in self._stretches))
         self._norm = self._objective_norm()
 
     def draw(self, make_figure: Any) -> Any:
@@ -96,7 +91,7 @@ class LineagePlot:
         grid = figure.add_gridspec(2 + rows, max(columns, 1), height_ratios=heights)
         lanes = figure.add_subplot(grid[0, :])
         returns = figure.add_subplot(grid[1, :], sharex=lanes)
-        Lanes(self._history, self._lines, self._norm).draw(lanes, pitch * 72)
+        Lanes(self._history, self._norm).draw(lanes, pitch * 72)
         self._draw_returns(returns)
         for index, name in enumerate(names):
             row, column = divmod(index, columns)
@@ -110,9 +105,9 @@ class LineagePlot:
         return figure
 
     def _draw_returns(self, axis: Any) -> None:
-        for line in self._lines:
-            known = [s for s in line.stretch.scores if not math.isnan(s.objective)]
-            look = (GREY, 0.9, 3) if line.kept_until is not None else (PALE, 0.7, 2)
+        for stretch in self._stretches:
+            known = [s for s in stretch.scores if not math.isnan(s.objective)]
+            look = (GREY, 0.9, 3) if stretch in self._kept else (PALE, 0.7, 2)
             axis.plot(
                 [score.env_steps for score in known],
                 [score.objective for score in known],
@@ -131,7 +126,7 @@ class LineagePlot:
             solid_joinstyle="round",
             **_visible(len(xs)),
         )
-        copies = [descent.stretch.origin for descent in self._ancestry]
+        copies = [stretch.origin for stretch, _ in self._ancestry]
         for origin in filter(None, copies):
             if not math.isnan(origin.donor_objective):
                 axis.plot(
@@ -164,20 +159,20 @@ class LineagePlot:
 
     def _draw_hyperparameter(self, axis: Any, name: str) -> None:
         of_one = name in NEAR_ONE
-        for line in self._lines:
-            look = (GREY, 0.9, 3) if line.kept_until is not None else (PALE, 0.6, 2)
-            xs, ys = trajectory(Descent(line.stretch, line.end), name, of_one=of_one)
+        for stretch in self._stretches:
+            look = (GREY, 0.9, 3) if stretch in self._kept else (PALE, 0.6, 2)
+            xs, ys = trajectory(stretch, stretch.end, name, of_one=of_one)
             axis.plot(
                 xs, ys, color=look[0], linewidth=look[1], zorder=look[2], drawstyle="steps-post"
             )
         xs, ys, jumps = [], [], []
-        for descent in self._ancestry:
-            own_xs, own_ys = trajectory(descent, name, of_one=of_one)
+        for stretch, end in self._ancestry:
+            own_xs, own_ys = trajectory(stretch, end, name, of_one=of_one)
             xs += own_xs
             ys += own_ys
             jumps += [
                 (x, y)
-                for x, y, setting in zip(own_xs, own_ys, descent.stretch.settings, strict=False)
+                for x, y, setting in zip(own_xs, own_ys, stretch.settings, strict=False)
                 if name in setting.mutated
             ]
         axis.plot(xs, ys, color=INK, linewidth=1.6, zorder=5, drawstyle="steps-post")
@@ -185,8 +180,8 @@ class LineagePlot:
             axis.plot([x], [y], "D", markersize=2.6, color=INK, markeredgewidth=0, zorder=6)
         every = [
             y
-            for line in self._lines
-            for y in trajectory(Descent(line.stretch, line.end), name, of_one=of_one)[1]
+            for stretch in self._stretches
+            for y in trajectory(stretch, stretch.end, name, of_one=of_one)[1]
         ]
         if min(every) > 0 and max(every) / min(every) >= LOGARITHMIC_FROM:
             axis.set_yscale("log")
@@ -200,8 +195,8 @@ class LineagePlot:
     def _objectives(self) -> list[float]:
         return [
             score.objective
-            for line in self._lines
-            for score in line.stretch.scores
+            for stretch in self._stretches
+            for score in stretch.scores
             if not math.isnan(score.objective)
         ]
 
@@ -299,11 +294,10 @@ def changing(history: History) -> list[str]:
 
 
 def trajectory(
-    descent: Descent, name: str, *, of_one: bool = False
+    stretch: Stretch, end: int, name: str, *, of_one: bool = False
 ) -> tuple[list[float], list[float]]:
-    """Return the env steps and values of a hyperparameter along a stretch, to be drawn in steps: a
-    point per setting, and one at the end. ``of_one``: of 1 - x."""
-    stretch, end = descent
+    """Return the env steps and values of a hyperparameter along a stretch up to ``end``, to be
+    drawn in steps: a point per setting, and one at the end. ``of_one``: of 1 - x."""
     settings = [s for s in stretch.settings if s.env_steps <= end and name in s.values]
     if not settings:
         return [], []

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -25,27 +24,17 @@ LONGEST_NAME = 10
 """Characters of a snapshot's name that is written."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A stretch that is drawn, up to ``end``; ``kept_until``: up to where present weights descend
-    from it (None: nowhere)."""
-
-    stretch: Stretch
-    end: int
-    kept_until: int | None
-
-
 class Lanes:
-    """The lanes of the members of ``history``, whose stretches are drawn as ``lines``. ``norm``:
-    the scale of the colours of objectives, matplotlib's Normalize."""
+    """The lanes of the members of ``history``. ``norm``: the scale of the colours of objectives,
+    matplotlib's Normalize."""
 
-    def __init__(self, history: History, lines: Sequence[Line], norm: Any) -> None:
+    def __init__(self, history: History, norm: Any) -> None:
         self._history = history
         self._best = history.best
         self._ancestry = history.ancestry(self._best)
-        self._in_ancestry = {descent.stretch for descent in self._ancestry}
-        self._lines = lines
-        self._last = max(1, *(line.end for line in lines))
+        self._in_ancestry = {stretch for stretch, _ in self._ancestry}
+        self._kept_until = history.survival()
+        self._last = max(1, *(stretch.end for stretch in history.all_stretches))
         self._lanes = {member: lane for lane, member in enumerate(lane_order(history))}
         self._gap = self._room_for_curves()
         self._norm = norm
@@ -55,19 +44,19 @@ class Lanes:
         from matplotlib.patches import Rectangle
 
         best, kept, lost = (share(pitch) for share in (_best_height, _kept_height, _lost_height))
-        for line in self._lines:
-            begin = self._begin(line.stretch)
-            until = begin if line.kept_until is None else max(begin, line.kept_until)
-            self._lane(axis, line.stretch, until, line.end, lost, 2)
-            self._lane(axis, line.stretch, begin, until, kept, 4)
+        for stretch in self._history.all_stretches:
+            begin = self._begin(stretch)
+            until = max(begin, self._kept_until.get(stretch, begin))
+            self._lane(axis, stretch, until, stretch.end, lost, 2)
+            self._lane(axis, stretch, begin, until, kept, 4)
         for stretch, end in self._ancestry:
             begin = self._begin(stretch)
             self._lane(axis, stretch, begin, end, best, 6)
             corner = begin, self._lanes[stretch.member] - best / 2
             edge: Any = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.0, "zorder": 7}
             axis.add_patch(Rectangle(corner, max(0.0, end - begin), best, **edge))
-        for line in self._lines:
-            self._draw_copy(axis, line, pitch)
+        for stretch in self._history.all_stretches:
+            self._draw_copy(axis, stretch, pitch)
         if len(self._lanes) <= NAMED_UP_TO:
             self._name_snapshots(axis, best)
         self._label_lanes(axis, pitch)
@@ -110,18 +99,17 @@ class Lanes:
             return np.tile([0.73, 0.73, 0.73, 1.0], (len(xs), 1))
         return np.asarray(colour_map()(self._norm(np.interp(xs, at, values))))
 
-    def _draw_copy(self, axis: Any, line: Line, pitch: float) -> None:
+    def _draw_copy(self, axis: Any, stretch: Stretch, pitch: float) -> None:
         """Draw the curve from the donor's lane to where the receiver's lane goes on."""
-        origin = line.stretch.origin
+        origin = stretch.origin
         if origin is None:
             return
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Curve
 
-        best = line.stretch in self._in_ancestry
-        kept = line.kept_until is not None
+        best, kept = stretch in self._in_ancestry, stretch in self._kept_until
         y0, y1 = self._lanes[origin.donor], self._lanes[origin.receiver]
-        x0, x1 = float(origin.donor_env_steps), self._begin(line.stretch)
+        x0, x1 = float(origin.donor_env_steps), self._begin(stretch)
         bend = max(x1 - x0, self._gap) * 0.55
         points = [(x0, y0), (x0 + bend, y0), (x1 - bend, y1), (x1, y1)]
         curve = Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * 3])
@@ -176,8 +164,8 @@ class Lanes:
         """Return the env steps between a copy and the beginning of the lane that it begins."""
         steps = [
             later.env_steps - earlier.env_steps
-            for line in self._lines
-            for earlier, later in pairwise(line.stretch.scores)
+            for stretch in self._history.all_stretches
+            for earlier, later in pairwise(stretch.scores)
         ]
         widest = 0.022 * self._last
         return min(widest, 0.6 * float(np.median(steps))) if steps else widest
@@ -253,9 +241,9 @@ def lane_order(history: History) -> list[str]:
     """
     members = history.members
     index = {member: i for i, member in enumerate(members)}
-    kept, best = history.survival(), {d.stretch for d in history.ancestry(history.best)}
+    kept, best = history.survival(), {each for each, _ in history.ancestry(history.best)}
     weights = np.zeros((len(members), len(members)))
-    for stretch in (stretch for own in history.stretches.values() for stretch in own):
+    for stretch in history.all_stretches:
         if (origin := stretch.origin) is not None:
             weight = 10.0 if stretch in best else 3.0 if stretch in kept else 1.0
             weights[index[origin.donor], index[origin.receiver]] += weight

@@ -91,13 +91,9 @@ def _figure(make_figure: Any, sweep: SweepPicture) -> Any:
     return figure
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The vertical axis of one setting: ``position`` of each value, 0 to 1, and its ``ticks``
-    (position, label)."""
-
-    position: Mapping[Any, float]
-    ticks: Sequence[tuple[float, str]]
+Axis = tuple[Mapping[Any, float], Sequence[tuple[float, str]]]
+"""The vertical axis of one setting: the position of each value, 0 to 1, and the ticks (position,
+label)."""
 
 
 def axis_of(values: Sequence[Any], *, log: bool) -> Axis:
@@ -109,17 +105,17 @@ def axis_of(values: Sequence[Any], *, log: bool) -> Axis:
         last = max(1, len(distinct) - 1)
         spaced = [0.5] if len(distinct) == 1 else [i / last for i in range(len(distinct))]
         position = dict(zip(distinct, spaced, strict=True))
-        return Axis(position, [(at, _label(value)) for value, at in position.items()])
+        return position, [(at, _label(value)) for value, at in position.items()]
     change = math.log if log and distinct[0] > 0 else float
     low, high = change(distinct[0]), change(distinct[-1])
     position = {value: (change(value) - low) / (high - low) for value in distinct}
     if all(isinstance(value, int) for value in distinct):
         last = len(distinct) - 1
         shown = {distinct[round(last * part / 4)] for part in range(5)}
-        return Axis(position, [(position[value], str(value)) for value in sorted(shown)])
+        return position, [(position[value], str(value)) for value in sorted(shown)]
     back = math.exp if change is math.log else float
     marks = [(at, _label(back(low + at * (high - low)))) for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    return Axis(position, marks)
+    return position, marks
 
 
 def _label(value: Any) -> str:
@@ -143,7 +139,7 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
     ordered = sorted(sweep.trials, key=lambda t: _value(t) if sweep.maximize else -_value(t))
     best = sweep.best
     for trial in ordered:
-        heights = [scales[name].position[trial.params[name]] for name in names]
+        heights = [scales[name][0][trial.params[name]] for name in names]
         look = {"color": colours(norm(_value(trial))), "linewidth": 1.1, "alpha": 0.75}
         if trial.state != "complete":
             look |= {"linestyle": ":", "alpha": 0.45}
@@ -152,7 +148,7 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
         axes.plot([*range(len(names)), len(names)], [*heights, norm(_value(trial))], **look)
     for at, name in enumerate(names):
         axes.axvline(at, color="black", linewidth=0.8)
-        for height, label in scales[name].ticks:
+        for height, label in scales[name][1]:
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
             axes.text(at + 0.015, height, label, fontsize=5.5, va="center", bbox=box)
     axes.axvline(len(names), color="black", linewidth=0.8)

@@ -86,24 +86,17 @@ class PopulationSettings:
 
 
 @dataclass
-class _Place:
-    """The launcher's record of a member. ``deaths``: in a row without progress; ``env_steps``: of
-    its newest checkpoint when it last died."""
+class MemberStatus:
+    """The launcher's record of a member. ``published``: its newest state; ``deaths``: in a row
+    without progress; ``env_steps``: of its newest checkpoint when it last died; ``error``: what it
+    died of then."""
 
+    id: str
     state: State = "waiting"
+    published: Published | None = None
     deaths: int = 0
     env_steps: int = -1
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class MemberStatus:
-    """A member as the screen shows it."""
-
-    id: str
-    state: State
-    published: Published | None
-    deaths: int
 
 
 class Population:
@@ -118,13 +111,13 @@ class Population:
         """Messages that have not been shown yet."""
         self.settings, self._first = self._opened(settings)
         self._ids = [str(index) for index in range(settings.size)]
-        self._places = {member: _Place() for member in self._ids}
+        self._members = {member: MemberStatus(member) for member in self._ids}
         self._states = PublishedStates(folder / PUBLISHED, self.problems.append)
         self._merged = MergedLineage(folder, self._ids)
         self._failures = 0
         for member, state in self._states.read().items():
-            if member in self._places and is_finished(state, settings.config):
-                self._places[member].state = "finished"
+            if member in self._members and is_finished(state, settings.config):
+                self._members[member].state = "finished"
 
     def _opened(
         self, settings: PopulationSettings
@@ -166,29 +159,29 @@ class Population:
     @property
     def done(self) -> bool:
         """Whether all members are finished or given up."""
-        return all(place.state in ("finished", "failed") for place in self._places.values())
+        return all(status.state in ("finished", "failed") for status in self._members.values())
 
     def step(self) -> None:
         """Take what has happened to the members, and start those that are to run. Raises
         LaunchFailed if none can be trained."""
         for member in self._jobs.take_ended():
-            if member in self._places:
+            if member in self._members:
                 self._end(member)
         self._start()
         self._merged.update()
 
     def _start(self) -> None:
         """Start waiting members in the free places, those with the fewest env steps first."""
-        for member, place in self._places.items():
+        for member, status in self._members.items():
             if member in self._jobs.running:  # of an earlier launcher, or just started
-                place.state = "running"
+                status.state = "running"
         free = self._jobs.limit - len(self._jobs.running)
-        waiting = [member for member, place in self._places.items() if place.state == "waiting"]
+        waiting = [member for member, status in self._members.items() if status.state == "waiting"]
         waiting.sort(key=self._newest_env_steps)
         works = {member: self._work(member) for member in waiting[: max(0, free)]}
         for member in works:
             forget_outcome(run_folder(self._folder, member))
-            self._places[member].state = "running"
+            self._members[member].state = "running"
         self._jobs.start(works)
 
     def _work(self, member: str) -> MemberJob:
@@ -209,28 +202,28 @@ class Population:
 
     def _end(self, member: str) -> None:
         """Take the outcome of a member's job."""
-        place = self._places[member]
+        status = self._members[member]
         outcome = read_outcome(run_folder(self._folder, member))
         if outcome is not None and outcome.status == "finished":
-            place.state = "finished"
+            status.state = "finished"
             return
-        place.state = "waiting"
+        status.state = "waiting"
         if outcome is not None and outcome.status in ("stopped", "interrupted"):
-            place.deaths = 0
+            status.deaths = 0
             return
-        place.error = "it was killed" if outcome is None else outcome.error
+        status.error = "it was killed" if outcome is None else outcome.error
         env_steps = self._newest_env_steps(member)
-        place.deaths = 1 if env_steps > place.env_steps else place.deaths + 1
-        place.env_steps = env_steps
-        why = causes(place.error or "unknown error")
+        status.deaths = 1 if env_steps > status.env_steps else status.deaths + 1
+        status.env_steps = env_steps
+        why = causes(status.error or "unknown error")
         self.problems.append(f"member {member} has died, and starts again: {why}")
         self._failures += outcome is not None
         if self._failures >= HOPELESS and not self._states.read() and not self._any_checkpoint():
-            raise LaunchFailed(f"{self._failures} jobs have failed; {place.error}")
-        if place.deaths > self.settings.max_restarts:
-            place.state = "failed"
+            raise LaunchFailed(f"{self._failures} jobs have failed; {status.error}")
+        if status.deaths > self.settings.max_restarts:
+            status.state = "failed"
             self.problems.append(
-                f"member {member} is given up: it has died {place.deaths} times without progress"
+                f"member {member} is given up: it has died {status.deaths} times without progress"
             )
 
     def _any_checkpoint(self) -> bool:
@@ -247,11 +240,10 @@ class Population:
 
     def members(self) -> list[MemberStatus]:
         """Return all members, by their ids."""
-        states = self._states.read()
-        return [
-            MemberStatus(member, place.state, states.get(member), place.deaths)
-            for member, place in self._places.items()
-        ]
+        for member, state in self._states.read().items():
+            if member in self._members:
+                self._members[member].published = state
+        return list(self._members.values())
 
     def take_problems(self) -> list[str]:
         """Return the messages since the last call."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from tests.support.graphs import rollouts
@@ -69,9 +70,7 @@ def test_updates_by_hand_are_those_by_autograd(
             model_of(chosen),
             loss(chosen, chosen.gamma, normalises_returns=normalise_returns),
             chosen,
-            device=torch.device("cpu"),
-            precision="fp32",
-            seed=1,
+            LearnerPlace(torch.device("cpu"), seed=1),
         )
         metrics = [learner.update(batch, 0.0).metrics for batch in batches]
         found.append((learner.state()[0], metrics))

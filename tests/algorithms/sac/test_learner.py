@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algorithms.sac.learner import SacLearner
-from sampleforge.algorithms.sac.loss import draw
+from sampleforge.algorithms.sac.learner import SacLearner, draw
 from sampleforge.models.config import ModelConfig
 from tests.support.sac import sac_config, sac_learner, sample
 

@@ -15,8 +15,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.experience import Share
-from sampleforge.algorithms.sac.learner import SacLearner
-from sampleforge.algorithms.sac.loss import draw
+from sampleforge.algorithms.sac.learner import SacLearner, draw
 from sampleforge.models.critics import Critics
 from sampleforge.models.encoders import activation
 from sampleforge.peers.group import RankGroup

@@ -10,7 +10,7 @@ import pytest
 
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.records import Evaluation
-from sampleforge.tools.plots.panels import Look, draw
+from sampleforge.tools.plots.curves import Look, draw
 from tests.support.reports import events, make_run, report_steps, reporter
 
 FOUND = Evaluation(7, 1500, 10, 50.0, 4.0, 40.0, 60.0, 12.5)

@@ -249,12 +249,12 @@ def test_the_picture_shows_every_trial(tmp_path: Path) -> None:
 
 
 def test_axes_have_texts_in_order_and_numbers_in_proportion() -> None:
-    assert axis_of(["b", "a", "c"], log=False).position == {"a": 0.0, "b": 0.5, "c": 1.0}
-    assert axis_of([1.0, 2.0, 5.0], log=False).position == {1.0: 0.0, 2.0: 0.25, 5.0: 1.0}
-    log = axis_of([1e-4, 1e-3, 1e-2], log=True).position
+    assert axis_of(["b", "a", "c"], log=False)[0] == {"a": 0.0, "b": 0.5, "c": 1.0}
+    assert axis_of([1.0, 2.0, 5.0], log=False)[0] == {1.0: 0.0, 2.0: 0.25, 5.0: 1.0}
+    log = axis_of([1e-4, 1e-3, 1e-2], log=True)[0]
     assert log[1e-3] == pytest.approx(0.5)
-    assert axis_of([3], log=False).position == {3: 0.5}
-    assert axis_of([True, None], log=False).position.keys() == {True, None}
+    assert axis_of([3], log=False)[0] == {3: 0.5}
+    assert axis_of([True, None], log=False)[0].keys() == {True, None}
 
 
 @pytest.mark.multiprocess(timeout=240)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sampleforge.algorithms.dqn.algorithm import DQN
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
@@ -264,8 +265,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
     other = DqnLearner(
         network_maker(config, spec_of(config), 9)(),
         resolve_defaults(config, spec_of(config)),
-        device=torch.device("cpu"),
-        precision="fp32",
+        LearnerPlace(torch.device("cpu")),
     )
     other.load(tensors, plain)
     again, plain_again = other.state()

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from sampleforge.algorithms.dqn.learner import DqnLearner
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_heads import Streams
 from sampleforge.presets import preset_values
@@ -98,7 +99,7 @@ def test_rmsprop_takes_no_longer_steps_than_the_papers() -> None:
     model = ModelConfig(encoder="mlp", hidden_sizes=(4,))
     config = resolve_defaults(ApexConfig(env="Images", model=model), IMAGE)
     network = network_maker(config, IMAGE, 0)()
-    learner = DqnLearner(network, config, device=torch.device("cpu"), precision="fp32")
+    learner = DqnLearner(network, config, LearnerPlace(torch.device("cpu")))
     assert learner._optimiser.eps == 3.9e-4
 
 

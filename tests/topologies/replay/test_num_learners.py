@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sampleforge.algorithms.averaging import DataParallel
+from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.experience import Share
+from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
@@ -145,10 +146,11 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
     learner = DqnLearner(
         network,
         config,
-        device=torch.device("cpu"),
-        precision="fp32",
-        noise_seed=4,
-        averaging=None if group is None else DataParallel(group),
+        LearnerPlace(
+            torch.device("cpu"),
+            noise_seed=4,
+            averaging=Averaging() if group is None else DataParallel(group),
+        ),
     )
     cpu, unused = torch.device("cpu"), cast(Any, None)
     batches = SampleBatches(

@@ -1,5 +1,5 @@
-"""Games between policies on the rows of a multi-agent environment: which policy plays which, and
-the results."""
+"""Games between policies on the rows of a multi-agent environment: which policy plays which, the
+results, and the ratings that follow from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, own_outputs
-from sampleforge.populations.ratings import score_of
+from sampleforge.populations.ratings import OnlineRatings, Results, fit_elo, score_of
+from sampleforge.tools.plots.win_rates import WinRates
 from sampleforge.workers.episode_player import EpisodePolicy
 
 Array = np.ndarray[Any, Any]
@@ -151,3 +152,64 @@ class GamePlayer:
             self.played.append(PlayedGame(game, score(returns[0::2], returns[1::2])))
             self._open -= 1
         self._next_game(finished.row)
+
+
+class Standings:
+    """The results of a tournament on the environment ``env``, and the ratings of its players."""
+
+    def __init__(self, env: str, players: Sequence[str]) -> None:
+        """Raises ConfigError if openskill is missing."""
+        self.env = env
+        self.results = Results(players)
+        self._online = OnlineRatings()
+        for player in players:
+            self._online.add_player(player)
+
+    def add(self, played: PlayedGame) -> None:
+        """Take the result of one game."""
+        players, game = self.results.players, played.game
+        first, second = players[game.first], players[game.second]
+        self.results.add(first, second, played.score)
+        self._online.add(first, second, played.score)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the values that `sampleforge tournament` prints: the players in the order of their
+        ratings, these with their standard errors, openskill's mu and sigma, the score of each
+        player per game, and the matrix of win rates, by player (without those that have not
+        played)."""
+        results, fitted = self.results, fit_elo(self.results)
+        order = np.argsort(-fitted.ratings, kind="stable").tolist()
+        names = [results.players[i] for i in order]
+        games, rates = results.games, results.win_rates
+        online = self._online.state()
+        return {
+            "games": round(games.sum() / 2),
+            "players": names,
+            "elo": {results.players[i]: float(fitted.ratings[i]) for i in order},
+            "elo_error": {results.players[i]: float(fitted.errors[i]) for i in order},
+            "openskill": {
+                name: dict(zip(("mu", "sigma"), online[name], strict=True)) for name in names
+            },
+            "win_rate": {
+                results.players[i]: float(results.points[i].sum() / games[i].sum()) for i in order
+            },
+            "win_rates": {
+                results.players[i]: {
+                    results.players[j]: float(rates[i, j]) for j in order if games[i, j]
+                }
+                for i in order
+            },
+        }
+
+    def drawn(self) -> WinRates:
+        """Return what `draw_win_rates` draws, the highest rating first."""
+        results, fitted = self.results, fit_elo(self.results)
+        most = int(results.games.max(initial=0))
+        return WinRates(
+            f"{self.env}, {most:,} games a pair",
+            results.players,
+            results.win_rates,
+            results.games,
+            fitted.ratings,
+            fitted.errors,
+        ).by_rating()

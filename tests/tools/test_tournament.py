@@ -12,8 +12,7 @@ from gymnasium import spaces
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
-from sampleforge.tools.tournament.games import GamePlayer, round_robin
-from sampleforge.tools.tournament.tournament import Standings
+from sampleforge.tools.games import GamePlayer, Standings, round_robin
 
 
 class HighestNumber(MultiAgentRows):

@@ -18,15 +18,15 @@ from sampleforge.env.adapter import ActionAdapter, ObservationAdapter, env_spec
 from sampleforge.env.random_actions import random_actions
 from sampleforge.models.encoders import MLP
 from sampleforge.spec import ACTION, EnvSpaces, action_specs, leaves, rescaled
-from sampleforge.tools.export import write
-from sampleforge.tools.export.program import (
+from sampleforge.tools import export
+from sampleforge.tools.export import EXTRA_FILE, ExportError, Format, export_policy
+from sampleforge.tools.policy_program import (
     PolicyProgram,
     max_error,
     random_steps,
     to_env,
     to_slots,
 )
-from sampleforge.tools.export.write import EXTRA_FILE, ExportError, Format, export_policy
 from tests.support import exports
 from tests.support.exports import CASES, SLOW_CASES, policy_of
 
@@ -209,7 +209,7 @@ def test_the_check_sees_what_is_wrong(spoilt: str, column: str, least: float) ->
 def test_a_policy_that_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "max_error", lambda *_: 0.5)
+    monkeypatch.setattr(export, "max_error", lambda *_: 0.5)
     with pytest.raises(ExportError, match=r"differs from the model by 0\.5 on 1000 random"):
         export_policy(policy_of(CASES[LSTM_CASE]), tmp_path / "policy.pt2")
     assert list(tmp_path.iterdir()) == []

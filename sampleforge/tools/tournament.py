@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from sampleforge.algorithms.frozen_policy import FrozenPolicy
+from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.closing import close_in_time
 from sampleforge.env.registry import for_evaluation, make_vector
@@ -22,81 +20,18 @@ from sampleforge.evaluation import NO_TRUST, Display
 from sampleforge.loaded_policy import load_model, read_config
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.populations.ratings import OnlineRatings, Results, fit_elo
 from sampleforge.populations.self_play import load_snapshots
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, imports_code
 from sampleforge.run.screen.progress import short
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.spec import EnvSpec
-from sampleforge.tools.plots.win_rates import WinRates
-from sampleforge.tools.tournament.games import GamePlayer, PlayedGame, round_robin
+from sampleforge.tools.games import GamePlayer, Standings, round_robin
 from sampleforge.topologies.config import AnyConfig
 
 Model = ActorCritic | QNetwork
 MAX_ROWS = 64
 """Games that are played at the same time."""
-
-
-class Standings:
-    """The results of a tournament on the environment ``env``, and the ratings of its players."""
-
-    def __init__(self, env: str, players: Sequence[str]) -> None:
-        """Raises ConfigError if openskill is missing."""
-        self.env = env
-        self.results = Results(players)
-        self._online = OnlineRatings()
-        for player in players:
-            self._online.add_player(player)
-
-    def add(self, played: PlayedGame) -> None:
-        """Take the result of one game."""
-        players, game = self.results.players, played.game
-        first, second = players[game.first], players[game.second]
-        self.results.add(first, second, played.score)
-        self._online.add(first, second, played.score)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the values that `sampleforge tournament` prints: the players in the order of their
-        ratings, these with their standard errors, openskill's mu and sigma, the score of each
-        player per game, and the matrix of win rates, by player (without those that have not
-        played)."""
-        results, fitted = self.results, fit_elo(self.results)
-        order = np.argsort(-fitted.ratings, kind="stable").tolist()
-        names = [results.players[i] for i in order]
-        games, rates = results.games, results.win_rates
-        online = self._online.state()
-        return {
-            "games": round(games.sum() / 2),
-            "players": names,
-            "elo": {results.players[i]: float(fitted.ratings[i]) for i in order},
-            "elo_error": {results.players[i]: float(fitted.errors[i]) for i in order},
-            "openskill": {
-                name: dict(zip(("mu", "sigma"), online[name], strict=True)) for name in names
-            },
-            "win_rate": {
-                results.players[i]: float(results.points[i].sum() / games[i].sum()) for i in order
-            },
-            "win_rates": {
-                results.players[i]: {
-                    results.players[j]: float(rates[i, j]) for j in order if games[i, j]
-                }
-                for i in order
-            },
-        }
-
-    def drawn(self) -> WinRates:
-        """Return what `draw_win_rates` draws, the highest rating first."""
-        results, fitted = self.results, fit_elo(self.results)
-        most = int(results.games.max(initial=0))
-        return WinRates(
-            f"{self.env}, {most:,} games a pair",
-            results.players,
-            results.win_rates,
-            results.games,
-            fitted.ratings,
-            fitted.errors,
-        ).by_rating()
 
 
 class Player(NamedTuple):

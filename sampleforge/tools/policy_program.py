@@ -31,7 +31,7 @@ from sampleforge.env.adapter import action_offsets, box_units, mask_groups, offs
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.models.cnn import ImageTower
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.gaussian import MAX_LOG_STD, MIN_LOG_STD
+from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD
 from sampleforge.run.onnx_policy import NEXT_STATE, STATE, column_name
 from sampleforge.spec import (
     ACTION,

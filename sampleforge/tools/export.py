@@ -28,7 +28,7 @@ from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.onnx_policy import INSTALL, METADATA_KEY, OnnxSession
 from sampleforge.runtime.torch_settings import without_tqdm_monitor
-from sampleforge.tools.export.program import OBSERVATIONS, Columns, PolicyProgram, max_error
+from sampleforge.tools.policy_program import OBSERVATIONS, Columns, PolicyProgram, max_error
 from sampleforge.version import __version__
 
 Format = Literal["torch", "onnx"]
@@ -72,7 +72,7 @@ def export_policy(
 
     ``format`` is "torch" (a torch.export program) or "onnx"; None: by the suffix of the file, .pt2
     or .onnx. What is written is first compared with our own forward pass on random observations
-    (see `sampleforge.tools.export.program`): ONNX with onnxruntime, or, where that is missing, the
+    (see `sampleforge.tools.policy_program`): ONNX with onnxruntime, or, where that is missing, the
     program that it was made of; ``checked_with`` in the metadata says which, ``max_error`` is
     the result. ``details`` are further values for the metadata.
 

@@ -1,4 +1,5 @@
-"""The reading of episodes from Minari's HDF5 files, which may come from anywhere.
+"""The reading of episodes from Minari's HDF5 files, which may come from anywhere, and in its Arrow
+and Parquet formats, through Minari itself.
 
 HDF5 can name other files: by links, as the storage of an array, or as the parts of a virtual one.
 None of these is followed, but for links from the index to files in its own folder, as SampleForge
@@ -9,6 +10,7 @@ stored, and with the memory, before it is read.
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,6 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from sampleforge.data import minari_format as fields
-from sampleforge.data.dataset_folder import own_file
 from sampleforge.runtime.machine import human_bytes, memory_available
 from sampleforge.spec import EnvSpaces
 
@@ -162,7 +163,7 @@ class Hdf5Files:
         return self._parts[name]
 
     def _open(self, name: str) -> Any:
-        return self._h5.File(own_file(self._folder, name), "r")
+        return self._h5.File(fields.own_file(self._folder, name), "r")
 
     def _close_parts(self) -> None:
         for part in self._parts.values():
@@ -273,3 +274,48 @@ def _attributes(group: Any) -> dict[str, Any]:
                 raise ValueError(f"the attribute {name} declares {given.dtype} {given.shape}")
             found[name] = group.attrs[name]
     return found
+
+
+class ArrowEpisodes:
+    """The episodes of a dataset in the folder ``folder``, one folder each; the arguments
+    are those of `sampleforge.data.stored_episodes.Hdf5Episodes`."""
+
+    def __init__(self, folder: Path, stored: EnvSpaces, most_steps: int, *, jpeg: bool) -> None:
+        from minari.dataset._storages import get_minari_storage
+
+        metadata = json.loads((folder / fields.METADATA_FILE).read_text(encoding="utf-8"))
+        kind = get_minari_storage(metadata["data_format"])
+        self._storage = kind(folder, stored.observation, stored.action, jpeg_encoding=jpeg)
+        self._folder = folder
+        self._most_steps = most_steps
+
+    def __len__(self) -> int:
+        return sum(each.is_dir() and each.name.isdecimal() for each in self._folder.iterdir())
+
+    def read(self, numbers: Sequence[int]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the arrays of each episode, and its attributes. Raises ValueError for what is not
+        as it must be."""
+        for number in numbers:
+            self._check(number)
+            (episode,) = self._storage.get_episodes([number])
+            (about,) = self._storage.get_episode_metadata([number])
+            yield episode, about
+
+    def _check(self, number: int) -> None:
+        """Raise ValueError for files from elsewhere, and for more rows than there are env steps."""
+        import pyarrow.dataset
+
+        folder = self._folder / str(number)
+        if folder.resolve().parent != self._folder.resolve():
+            raise ValueError(f"{number} leads out of the dataset's folder")
+        names = [each.name for each in folder.iterdir()]
+        for name in names:
+            fields.own_file(folder, name)
+        files = [str(folder / name) for name in names if name != fields.METADATA_FILE]
+        if not files:
+            raise ValueError("it has no arrays")
+        rows = pyarrow.dataset.dataset(files, format=self._storage.FORMAT).count_rows()
+        if rows > self._most_steps + 1:
+            raise ValueError(
+                f"it declares {rows:,} rows, but the dataset has total_steps {self._most_steps:,}"
+            )

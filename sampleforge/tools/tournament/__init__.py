@@ -1,1 +1,0 @@
-"""Tournaments: policies that play each other, and their ratings."""
