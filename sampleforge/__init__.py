@@ -30,9 +30,7 @@ if TYPE_CHECKING:
         SacConfig,
         Td3Config,
     )
-    from sampleforge.workers.episode_callbacks import EpisodeHandle
-    from sampleforge.workers.learner_update import LearnerUpdate
-    from sampleforge.workers.rollout_view import RolloutView
+    from sampleforge.workers.hooks import EpisodeHandle, LearnerUpdate, RolloutView
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
@@ -41,8 +39,8 @@ _HOMES = {
     "Callback": "sampleforge.run.callback",
     "ConfigError": "sampleforge.config",
     "DdppoConfig": "sampleforge.topologies.config",
-    "EpisodeHandle": "sampleforge.workers.episode_callbacks",
-    "LearnerUpdate": "sampleforge.workers.learner_update",
+    "EpisodeHandle": "sampleforge.workers.hooks",
+    "LearnerUpdate": "sampleforge.workers.hooks",
     "LoadedPolicy": "sampleforge.api",
     "MarwilConfig": "sampleforge.topologies.config",
     "PqnConfig": "sampleforge.topologies.config",
@@ -50,7 +48,7 @@ _HOMES = {
     "Message": "sampleforge.run.callback",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",
-    "RolloutView": "sampleforge.workers.rollout_view",
+    "RolloutView": "sampleforge.workers.hooks",
     "Session": "sampleforge.run.session",
     "Td3Config": "sampleforge.topologies.config",
     "Trainer": "sampleforge.api",

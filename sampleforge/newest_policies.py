@@ -28,7 +28,7 @@ from sampleforge.workers.episode_player import (
     evaluation_envs,
     outcome,
 )
-from sampleforge.workers.evaluation_function import EvaluationContext, evaluation_of
+from sampleforge.workers.evaluator import EvaluationContext, evaluation_of
 from sampleforge.workers.learner_change import LOAD, StateLoad, write_state_file
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ranks import backend_and_device, check_world
 from sampleforge.torchrun import follower_graph
-from sampleforge.workers.rank_sync import MetricsSync
+from sampleforge.workers.group_member import MetricsSync
 from tests.support.rank_threads import on_ranks
 
 VARIABLES = {

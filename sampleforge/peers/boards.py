@@ -94,7 +94,7 @@ class GroupEpoch:
 
 class Board(Protocol):
     """A number (mark) for every rank, which only that rank raises and all ranks read without
-    waiting. The meaning of the marks is that of `sampleforge.workers.preemption`. ``latency``:
+    waiting. The meaning of the marks is that of `sampleforge.workers.rank`. ``latency``:
     seconds until a mark is visible to other ranks."""
 
     latency: float

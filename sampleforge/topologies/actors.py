@@ -24,7 +24,7 @@ from sampleforge.topologies.starts import FrozenStart
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.policy_mapping import PolicyMapping
-from sampleforge.workers.stepping import IndependentStepping
+from sampleforge.workers.split import IndependentStepping
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 

@@ -21,8 +21,8 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.workers.episode_player import EvaluationPart, evaluation_seed
-from sampleforge.workers.evaluation_function import EXTRA_BYTES
 from sampleforge.workers.evaluator import (
+    EXTRA_BYTES,
     EvaluationSettings,
     EvaluatorChannels,
     EvaluatorWorker,

@@ -29,9 +29,8 @@ from sampleforge.topologies.members import MemberChannels, begin_with
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.group_learner import GroupLearnerWorker
-from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.group_member import GroupMember, Membership
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner
-from sampleforge.workers.membership import Membership
 
 
 class Learners(NamedTuple):

@@ -41,14 +41,16 @@ from sampleforge.topologies.sampler_plan import (
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.callback import WorkerCallbacks
-from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.group_member import (
+    REPLACEMENT_TIMEOUT,
+    GroupMember,
+    Membership,
+    MetricsSync,
+)
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.learner import LearnerSettings
-from sampleforge.workers.membership import REPLACEMENT_TIMEOUT, Membership
-from sampleforge.workers.preemption import Preemption
-from sampleforge.workers.rank import RankWorker
-from sampleforge.workers.rank_sync import MetricsSync
-from sampleforge.workers.stepping import Stepping, SteppingInRounds
+from sampleforge.workers.rank import Preemption, RankWorker
+from sampleforge.workers.split import Stepping, SteppingInRounds
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 

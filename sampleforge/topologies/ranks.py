@@ -30,7 +30,7 @@ from sampleforge.topologies.ranks_plan import acts_on_device, slot_shape
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
-from sampleforge.workers.rank_sync import MetricsSync
+from sampleforge.workers.group_member import MetricsSync
 
 
 def wire_ranks(

@@ -24,7 +24,7 @@ from sampleforge.topologies.sampler_plan import (
     recorded_parameters,
     usual_rows,
 )
-from sampleforge.workers.stepping import LATE
+from sampleforge.workers.split import LATE
 
 
 def slot_shape(

@@ -18,14 +18,11 @@ from sampleforge.shared.events import send
 from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.callback import WorkerCallbacks
-from sampleforge.workers.episode_callbacks import watch_episodes
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
+from sampleforge.workers.hooks import rollout_hooks, watch_episodes
 from sampleforge.workers.policy_mapping import PolicyMapping, only_policy
-from sampleforge.workers.policy_outputs import MAX_IN_A_ROW
-from sampleforge.workers.rollout_view import rollout_hooks
-from sampleforge.workers.split import Split
-from sampleforge.workers.stepping import Stepping
-from sampleforge.workers.stream import REWARD, PolicyPort, Stream, lease
+from sampleforge.workers.split import Split, Stepping
+from sampleforge.workers.stream import MAX_IN_A_ROW, REWARD, PolicyPort, Stream, lease
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
 END_RECORDING = "end_recording"

@@ -11,15 +11,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.config import ConfigError
 
 if TYPE_CHECKING:
     from sampleforge.shared.newest import TaskBoard
-    from sampleforge.workers.episode_callbacks import EpisodeHandle
-    from sampleforge.workers.learner_update import LearnerUpdate
-    from sampleforge.workers.rollout_view import RolloutView
+    from sampleforge.workers.hooks import EpisodeHandle, LearnerUpdate, RolloutView
 
 
 class WorkerCallback:
@@ -55,13 +53,6 @@ EPISODE_HOOKS = ("on_episode_start", "on_episode_step", "on_episode_end")
 WORKER_HOOKS = (*EPISODE_HOOKS, "on_rollout_end", "on_learner_update")
 
 
-class Placed(Protocol):
-    """The argument of a hook. ``place``: where it is, in words, for error messages."""
-
-    @property
-    def place(self) -> str: ...
-
-
 class Hook(NamedTuple):
     """A hook that a callback overrides. ``name``: package.module:Class.hook."""
 
@@ -90,7 +81,7 @@ def name_cause(error: Exception, hook: str) -> None:
         error.add_note(f"{CAUSE}{hook}")
 
 
-def call(hooks: Sequence[Hook], argument: Placed) -> None:
+def call(hooks: Sequence[Hook], argument: EpisodeHandle | RolloutView | LearnerUpdate) -> None:
     """Call ``hooks`` with their argument, in their order. An exception passes through, with a note
     that names the callback, the hook and the place."""
     for hook in hooks:

@@ -1,22 +1,196 @@
-"""What a rank, or one of several learners, does as a member of the group that learns one policy."""
+"""A member of a group that learns one policy: a rank, or one of several learners. It exchanges its
+state with the other members, and joins one group after the other, because a new one is formed when
+a member was replaced."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
+import numpy as np
+import safetensors.torch
 import torch
 
 from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.learning import Learner
-from sampleforge.peers.group import RankLost, SoloGroup
+from sampleforge.peers.boards import GroupEpoch
+from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
+from sampleforge.shared.counters import Counters
 from sampleforge.shared.newest import StateSnapshot
+from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.learner_change import ChangeFollower, StateLoad
-from sampleforge.workers.membership import Membership
-from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
+from sampleforge.workers.worker import StopFlag
+
+REPLACEMENT_TIMEOUT = 5.0
+"""Seconds to wait for the driver to replace a member that has died."""
+
+
+class Membership:
+    """The ``index``-th member of the group.
+
+    ``join(generation)`` returns the group of that generation. ``counters``: of the run, in which
+    the members have rows one by one, from ``first_row`` on. ``patience``: seconds to wait for the
+    driver to replace another member. ``generation``: of the group that was joined last.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        join: Callable[[int], RankGroup],
+        epoch: GroupEpoch,
+        stop: StopFlag,
+        counters: Counters,
+        first_row: int,
+        patience: float = REPLACEMENT_TIMEOUT,
+    ) -> None:
+        self.index = index
+        self.epoch = epoch
+        self._join = join
+        self._stop = stop
+        self._counters = counters
+        self._first_row = first_row
+        self._patience = patience
+        self._group: RankGroup | None = None
+
+    @property
+    def group(self) -> RankGroup:
+        assert self._group is not None, "join_newest comes first"
+        return self._group
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the driver has replaced another member, so that a new group is formed."""
+        return self.epoch.generation != self.generation
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run ends, so that the other members have left regularly."""
+        return self._stop.is_set()
+
+    def join_newest(self) -> None:
+        """Join the newest group, or a newer one if another member is replaced meanwhile. Raises
+        RankLost if no group is formed."""
+        while True:
+            self.generation = self.epoch.generation
+            try:
+                self._group = self._join(self.generation)
+                return
+            except RankLost as error:
+                if not self.is_renewed(error):  # if all members are new, no other one reports it
+                    raise
+
+    def change(self) -> None:
+        """Leave the group, and join the newest one. Raises RankLost if it is not formed."""
+        self.epoch.mark_batch(self.index, 0)
+        self.leave()
+        self.generation = self.epoch.generation
+        self._group = self._join(self.generation)
+
+    def is_renewed(self, error: RankLost) -> bool:
+        """Return whether the driver has replaced the member by which the group was lost, waiting
+        for it up to ``patience`` seconds. The driver is told of a silent member, because it sees by
+        itself only those that have died."""
+        if error.silent is not None and not self.is_outdated:
+            self._counters.row(self._first_row + error.silent)["silent_s"][0] = error.seconds
+        give_up_at = perf_counter() + self._patience
+        while not self.is_outdated:
+            if self._stop.is_set() or perf_counter() > give_up_at:
+                return False
+            sleep(0.02)
+        return True
+
+    def leave(self) -> None:
+        """Leave the group, if there is one."""
+        if self._group is not None:
+            self._group.close()
+
+
+class MetricsSync:
+    """Copies the counters and episodes of all ranks to every rank; a rank's own row of ``counters``
+    is always current, the other rows are those of the last exchange.
+
+    ``played``: the queue of this rank's actor. ``known``: the queue of all ranks' episodes, if this
+    process has a driver that reads it. All ranks call `exchange` together.
+    """
+
+    def __init__(
+        self, counters: Counters, played: EpisodeList, known: EpisodeList | None = None
+    ) -> None:
+        self._counters = counters
+        self._played = played
+        self._known = known
+
+    def exchange(self, group: RankGroup) -> None:
+        played = self._played.take()
+        row = self._counters.row(group.rank)
+        own = np.concatenate([*row.values(), [len(played)]])
+        gathered = group.all_gather(torch.from_numpy(own)).numpy()
+        self._counters.set_remote(gathered[:, :-1], keep=group.rank)
+        episodes = gathered[:, -1].astype(int).tolist()
+        if any(episodes):
+            self._exchange_episodes(group, played, episodes)
+
+    def _exchange_episodes(
+        self, group: RankGroup, played: list[EpisodeRecord], counts: list[int]
+    ) -> None:
+        """Send every rank's episodes to all ranks, in messages of equal size, which collectives
+        require."""
+        own = torch.zeros(max(counts), len(EpisodeRecord._fields), dtype=torch.float64)
+        for at, record in enumerate(played):
+            own[at] = torch.tensor(record, dtype=torch.float64)
+        gathered = group.all_gather(own.flatten()).view(group.size, *own.shape)
+        if self._known is None:
+            return
+        for rank, count in enumerate(counts):
+            for _, split, row, ret, length, policy, *_ in gathered[rank, :count].tolist():
+                record = EpisodeRecord(rank, int(split), int(row), ret, int(length), int(policy))
+                self._known.extend([record])
+
+
+class RanksDiverged(RuntimeError):
+    """The ranks do not hold the same weights, optimiser state and statistics."""
+
+
+def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
+    """Copy the whole learner state of rank ``source`` to every rank, and check that all have it.
+    All ranks call this together."""
+    if group.rank == source:
+        tensors, plain = learner.state()
+        group.broadcast(safetensors.torch.save(tensors), source)
+        group.broadcast(json.dumps(plain).encode(), source)
+    else:
+        tensors = safetensors.torch.load(group.broadcast(None, source))
+        learner.load(tensors, json.loads(group.broadcast(None, source)))
+    check_same_state(learner, group)
+
+
+def check_same_state(learner: Learner, group: RankGroup) -> None:
+    """Compare the state of all ranks by checksum. Raises RanksDiverged, on every rank."""
+    sums = group.all_gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
+    if len(set(sums)) > 1:
+        shown = ", ".join(f"rank {rank}: {int(value):012x}" for rank, value in enumerate(sums))
+        raise RanksDiverged(
+            f"after update {learner.version} the ranks do not hold the same weights and statistics "
+            f"(checksums {shown}); unless the model keeps statistics of its own, as BatchNorm "
+            "does, this is a bug of SampleForge or a fault of this machine"
+        )
+
+
+def checksum(learner: Learner) -> int:
+    """Return a checksum of all tensors and plain values of the state, of 48 bits, which float64
+    holds exactly."""
+    tensors, plain = learner.state()
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()[:6], "big")
+
 
 SNAPSHOT_SHARE = 0.0025
 """Largest fraction of the first member's processor time that publishing its state may take. It is

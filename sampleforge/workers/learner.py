@@ -21,8 +21,8 @@ from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.staging import begin_on
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.hooks import update_hooks
 from sampleforge.workers.learner_change import LOAD, ChangeFollower
-from sampleforge.workers.learner_update import update_hooks
 from sampleforge.workers.metrics import Divergence, ReportMetrics
 from sampleforge.workers.worker import EventDriven
 

@@ -1,11 +1,17 @@
-"""Splits: the parts of an actor's env vector, each with a stream for every seat."""
+"""Splits, the parts of an actor's env vector, each with a stream for every seat; and which of them
+may begin a rollout and step, and when a rollout ends: they step in turn, independently, or in
+rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
 
 from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, Episode, StepOut
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
 from sampleforge.workers.policy_mapping import StreamId
@@ -134,3 +140,173 @@ class Split:
                 snapshot = each.opponent(game.row)
                 return snapshot, 0.0 if snapshot == NO_SNAPSHOT else part.ret
         return NO_SNAPSHOT, 0.0
+
+
+LATE = 2.0
+"""A rollout is late, and is cut, when the actor's splits have since its beginning taken on average
+this multiple of the steps of a whole rollout."""
+
+
+class Stepping:
+    """The splits step in turn, and none begins a rollout before those that have begun fewer.
+
+    A rollout ends when its slot is full. ``ends_early(t)`` may end all of them after ``t`` steps,
+    the least that one of them has; this is decided before each pass over the splits, so that all
+    rollouts have the same number of steps.
+    """
+
+    together: ClassVar[bool] = False
+    """Whether the actions of all splits that wait are computed together, before each pass."""
+
+    def __init__(self, ends_early: Callable[[int], bool] | None = None) -> None:
+        self._ends_early = ends_early
+        self._ending = False
+
+    def start(self, splits: Sequence[Split]) -> None:
+        """Begin with the splits of an actor, none of which has a rollout yet."""
+        self._splits = splits
+
+    def decide(self) -> None:
+        """Decide what holds for the pass over the splits that begins."""
+        if self._ends_early is not None:
+            steps = [split.stream.t for split in self._splits if split.stream.slot is not None]
+            self._ending = bool(steps) and self._ends_early(min(steps))
+
+    def may_begin(self, split: Split) -> bool:
+        """Return whether a split without a slot may take one."""
+        # Otherwise the first split would take all slots when they come one at a time.
+        begun = split.stream.rollouts
+        streams = (other.stream for other in self._splits)
+        return all(other.slot is not None or other.rollouts >= begun for other in streams)
+
+    def begun(self, split: Split) -> None:
+        """Take note of a rollout that has begun."""
+
+    def may_collect(self, split: Split) -> bool:
+        """Return whether a step in progress is collected now, even if that has to wait."""
+        return True
+
+    def stepped(self, split: Split) -> None:
+        """Take note of a step that is complete."""
+
+    def ends(self, split: Split) -> bool:
+        """Return whether a rollout ends with the steps that it has. The policy's output for the
+        observation after them is in the slot."""
+        return self._ending and split.stream.t > 0
+
+    def ended(self, split: Split) -> None:
+        """Take note of a rollout that is about to be handed over."""
+
+
+class IndependentStepping(Stepping):
+    """Each split goes on as soon as its own step is done.
+
+    Each fills a slot of its own at its own t, so that no batch waits for a slow split: it consists
+    of the rollouts that are complete.
+
+    A late rollout (see `LATE`) is cut: it is handed over with the steps that it has, so that these
+    do not become too old, and the rest of the slot is masked. Its bootstrap is the value of its own
+    last observation. A step that is in progress then goes on; see `Split.end_early`.
+
+    The splits need `ThreadedVector` environments; an inline inference must be `LocalInference`.
+    """
+
+    together = True
+
+    def __init__(self, late: float = LATE) -> None:
+        super().__init__()
+        self._late = late
+
+    def start(self, splits: Sequence[Split]) -> None:
+        super().start(splits)
+        self._steps = 0
+        self._begun_after: dict[int, int] = {}
+
+    def begun(self, split: Split) -> None:
+        self._begun_after[split.index] = self._steps
+
+    def may_collect(self, split: Split) -> bool:
+        return is_done(split)
+
+    def stepped(self, split: Split) -> None:
+        self._steps += 1
+
+    def ends(self, split: Split) -> bool:
+        if not split.stepping or split.stream.t == 0:
+            return False
+        steps = self._steps - self._begun_after[split.index]
+        return steps >= self._late * split.stream.slots.shape.rollout * len(self._splits)
+
+
+class SteppingInRounds(Stepping):
+    """Variable experience rollout (VER, Wijmans et al. 2022, arXiv 2210.05064): rounds of ``steps``
+    steps, taken by the splits that are ready.
+
+    ``ends_early(taken)`` may end a round after so many steps. At the end of a round all rollouts
+    are handed over. The next round begins when all slots of ``exchange`` are free again, after the
+    update.
+
+    A fast split fills several slots in a round, a slow one only a part of one; each split hands
+    over at least one, which may be empty. A step that is in progress when the round ends continues
+    during the update, and counts in the next round; see `Split.end_early`. (If such steps were
+    dropped, they would always be the slowest ones.)
+
+    The splits need `ThreadedVector` environments and one policy, with `LocalInference` and slots
+    with ``env_row``: as many as ``steps`` steps fill, and one more per split, for its incomplete
+    rollout.
+    """
+
+    together = True
+
+    def __init__(
+        self,
+        exchange: SlotExchange,
+        steps: int,
+        ends_early: Callable[[int], bool] | None = None,
+    ) -> None:
+        super().__init__(ends_early)
+        self._exchange = exchange
+        self._steps = steps
+
+    def start(self, splits: Sequence[Split]) -> None:
+        super().start(splits)
+        self._left = 0  # steps of this round
+
+    def decide(self) -> None:
+        taken = self._steps - self._left
+        if self._left and self._ends_early is not None and self._ends_early(taken):
+            self._left = 0
+
+    def may_begin(self, split: Split) -> bool:
+        """Return whether a round is in progress or may begin: there is a slot for every split. If
+        fast splits waited for those with fewer rollouts, they would miss a short round."""
+        return self._left > 0 or self._exchange.fill()[0] == 1.0
+
+    def begun(self, split: Split) -> None:
+        self._left = self._left or self._steps
+        slots, rows = self._exchange.slots, split.env.num_rows
+        assert slots.env_row is not None and slots.ends_batch is not None
+        slots.env_row[split.stream.slot] = split.index * rows + np.arange(rows)
+        slots.ends_batch[split.stream.slot] = False
+
+    def may_collect(self, split: Split) -> bool:
+        return self._left > 0 and is_done(split)
+
+    def stepped(self, split: Split) -> None:
+        self._left -= 1
+
+    def ends(self, split: Split) -> bool:
+        return self._left == 0
+
+    def ended(self, split: Split) -> None:
+        if self._left == 0:
+            ends_batch = self._exchange.slots.ends_batch
+            assert ends_batch is not None
+            is_open = [other for other in self._splits if other.stream.slot is not None]
+            ends_batch[split.stream.slot] = is_open == [split]
+
+
+def is_done(split: Split) -> bool:
+    """Return whether a step in progress is complete, and the rollout that it counts in has begun,
+    so that it can be collected without waiting."""
+    return split.stream.slot is not None and split.is_answered() and split.env.ready

@@ -17,8 +17,8 @@ from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Updat
 from sampleforge.peers.group import RankGroup
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.newest import StateSnapshot
+from sampleforge.workers.group_member import RanksDiverged, check_same_state, share_state
 from sampleforge.workers.learner_change import ChangeFollower, ChangesOfPopulation
-from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.support.rank_threads import on_ranks
 
 

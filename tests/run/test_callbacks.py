@@ -20,7 +20,7 @@ from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
 from sampleforge.workers.callback import WORKER_HOOKS, for_workers
-from sampleforge.workers.episode_callbacks import EpisodeHandle
+from sampleforge.workers.hooks import EpisodeHandle
 from tests.support.apex_graphs import apex_config
 from tests.support.callbacks import (
     SEEN,

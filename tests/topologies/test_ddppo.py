@@ -26,7 +26,7 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
+from sampleforge.workers.group_member import RanksDiverged, check_same_state, share_state
 from tests.support.graphs import resolved, spec_of
 from tests.support.pairings import plan_of
 from tests.support.rank_learners import batches, learner_of

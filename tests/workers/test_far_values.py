@@ -152,5 +152,6 @@ def test_the_check_of_the_bounds_sees_the_number_as_it_is() -> None:
     play.reset()
     for _ in range(3):
         play.step()
-    assert "is 1e+08" in (play.out_of_bounds() or "")
+    outside = play.out_of_bounds()
+    assert outside is not None and "is 1e+08" in outside.text
     play.close()

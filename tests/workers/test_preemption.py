@@ -14,7 +14,7 @@ from sampleforge.rollouts.slots import length
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.preemption import Preemption
+from sampleforge.workers.rank import Preemption
 from tests.support.graphs import build
 from tests.support.short_rollouts import config
 from tests.support.variants import slow

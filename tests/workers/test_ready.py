@@ -28,7 +28,7 @@ from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.stepping import IndependentStepping
+from sampleforge.workers.split import IndependentStepping
 from tests.support import stack_checking
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,

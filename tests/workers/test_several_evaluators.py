@@ -31,8 +31,8 @@ from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.topologies.registry import pairing
 from sampleforge.workers.episode_player import EvaluationPart
-from sampleforge.workers.evaluation_function import EvaluationContext
 from sampleforge.workers.evaluator import (
+    EvaluationContext,
     EvaluationSettings,
     EvaluatorChannels,
     EvaluatorWorker,

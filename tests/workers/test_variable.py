@@ -37,7 +37,7 @@ from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.rank import RankWorker
-from sampleforge.workers.stepping import SteppingInRounds
+from sampleforge.workers.split import SteppingInRounds
 from tests.support.envs import code_reward
 from tests.support.graphs import copy_of, one_policy, resolved, spec_of
 from tests.support.literal_ppo import gradients_of, parts_of

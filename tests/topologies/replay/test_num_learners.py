@@ -30,7 +30,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
-from sampleforge.workers.rank_sync import check_same_state
+from sampleforge.workers.group_member import check_same_state
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import spec_of
 from tests.support.pairings import network_maker

@@ -1,18 +1,23 @@
-"""Episodes as the hooks of callbacks see them: a handle per env row, and the env vector that calls
-the hooks."""
+"""Episodes, rollouts and updates as the hooks of callbacks see them, and what calls the hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import torch
 
+from sampleforge.algorithms.learning import Learner
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.env.wrapper import VectorWrapper
+from sampleforge.rollouts.slots import length
 from sampleforge.shared.events import send
-from sampleforge.workers.callback import EPISODE_HOOKS, Hook, WorkerCallbacks, call, numbers
+from sampleforge.workers.callback import EPISODE_HOOKS, WorkerCallbacks, call, numbers
+from sampleforge.workers.metrics import CUSTOM
 from sampleforge.workers.policy_mapping import StreamId
 from sampleforge.workers.split import Split
 from sampleforge.workers.stream import Stream
@@ -90,23 +95,14 @@ class EpisodeHandle:
         return f"actor {self.actor}, split {self.split}, row {self.row}{agent}"
 
 
-class EpisodeHooks(NamedTuple):
-    """The hooks of episodes, of all callbacks that override them."""
-
-    start: tuple[Hook, ...]
-    step: tuple[Hook, ...]
-    end: tuple[Hook, ...]
-
-
 def watch_episodes(split: Split, callbacks: WorkerCallbacks) -> None:
     """Have the hooks of ``callbacks`` called for the episodes of a split, if there are any."""
-    hooks = EpisodeHooks(*(callbacks.hooks(hook) for hook in EPISODE_HOOKS))
-    if not any(hooks):
+    if not any(callbacks.hooks(hook) for hook in EPISODE_HOOKS):
         return
     for seat in split.seats:
         stream = seat.id._replace(actor=callbacks.worker)
         playing = partial(_policy_of, split, seat.id.seat)
-        seat.env = WatchedVector(seat.env, hooks, stream, playing, callbacks.policies)
+        seat.env = WatchedVector(seat.env, callbacks, stream, playing)
 
 
 def _policy_of(split: Split, seat: int) -> int | None:
@@ -118,26 +114,26 @@ def _policy_of(split: Split, seat: int) -> int | None:
 
 
 class WatchedVector(VectorWrapper):
-    """The env vector ``inner`` of one seat, with hooks that are called after its steps.
+    """The env vector ``inner`` of one seat, with the hooks of ``callbacks``, which are called after
+    its steps.
 
-    ``stream``: the place of the seat; ``playing`` returns the index of the policy that plays it,
-    whose id is in ``policies``. If only starts and ends are watched, a step without any of them
-    costs a few operations on arrays of rows, not a call per row.
+    ``stream``: the place of the seat; ``playing`` returns the index of the policy that plays it.
+    If only starts and ends are watched, a step without any of them costs a few operations on arrays
+    of rows, not a call per row.
     """
 
     def __init__(
         self,
         inner: EnvVector,
-        hooks: EpisodeHooks,
+        callbacks: WorkerCallbacks,
         stream: StreamId,
         playing: Callable[[], int | None],
-        policies: tuple[str, ...],
     ) -> None:
         super().__init__(inner)
-        self._hooks = hooks
+        self._on_start, self._on_step, self._on_end = map(callbacks.hooks, EPISODE_HOOKS)
         self.stream = stream
         self._index_playing = playing
-        self._policies = policies
+        self._policies = callbacks.policies
         self._same_step = inner.spec.autoreset == "same_step"
         self._episodes: list[EpisodeHandle | None] = [None] * inner.num_rows
         self._sums = np.zeros(inner.num_rows)
@@ -159,7 +155,7 @@ class WatchedVector(VectorWrapper):
         self._sums += np.where(valid, out.reward, 0.0)
         self._steps += valid
         ended = (out.terminated | out.truncated) & valid
-        stepped = valid if self._hooks.step else ended
+        stepped = valid if self._on_step else ended
         for row in np.flatnonzero(stepped).tolist():
             self._step(row, out)
         if np.count_nonzero(ended):
@@ -177,7 +173,7 @@ class WatchedVector(VectorWrapper):
         for row in np.flatnonzero(first).tolist():
             self._sums[row], self._steps[row] = 0.0, 0
             episode = self._episodes[row] = EpisodeHandle(self, row, obs)
-            call(self._hooks.start, episode)
+            call(self._on_start, episode)
 
     def _step(self, row: int, out: StepOut) -> None:
         """Write the last step into the handle of a row, and call the hooks of the step."""
@@ -189,7 +185,7 @@ class WatchedVector(VectorWrapper):
         ended = episode.terminated or episode.truncated
         is_final = ended and self._same_step and bool(out.final_obs)
         episode._obs = (out.final_obs or {}) if is_final else out.obs
-        call(self._hooks.step, episode)
+        call(self._on_step, episode)
 
     def _end(self, row: int, counted: Episode | None) -> None:
         """Call the hooks of the end of a row's episode, and send its metrics. ``counted``: the
@@ -198,7 +194,152 @@ class WatchedVector(VectorWrapper):
         assert episode is not None
         if counted is not None:
             episode.counted, episode.ret = True, counted.ret
-        call(self._hooks.end, episode)
+        call(self._on_end, episode)
         policy = self._index_playing()
         if counted is not None and episode.custom_metrics and policy is not None:
             send("custom_metrics", (policy, numbers(episode.custom_metrics, episode.place)))
+
+
+class RolloutView:
+    """A complete rollout of T steps of the rows of a split; in a multi-agent environment, of one
+    agent of them. Its arrays are read-only views of shared memory, which belongs to the learner
+    after the hook: copy what you keep.
+
+    ``actor`` (DD-PPO: the rank), ``split``, ``seat``, ``agent``: its place. ``policy``: the id of
+    the policy that has acted. ``length``: T, its number of steps. ``overlap``: the number of its
+    first steps that are the last ones of the rollout before (Ape-X with a recurrent core, else 0).
+    """
+
+    def __init__(self, stream: Stream, callbacks: WorkerCallbacks) -> None:
+        assert stream.slot is not None
+        self.actor = callbacks.worker
+        _, self.split, self.seat, self.agent, _ = stream.id
+        self.policy = callbacks.policies[stream.policy]
+        self._slots, self._slot = stream.slots, stream.slot
+        self.length = length(self._slots, self._slot)
+        self.overlap = stream.begun_at
+
+    @property
+    def obs(self) -> Mapping[str, Array]:
+        """The observations before each step and after the last one, leaf -> [T+1, rows, ...]. Of a
+        step that ended an episode the next one is the final observation, except in the layout
+        same_step."""
+        views = {name: self._view(leaf, 1) for name, leaf in self._slots.obs.items()}
+        steps = np.arange(self.length + 1)
+        for name, stacks in self._slots.stacks.items():
+            copies = stacks.read_rows(np.full(len(steps), self._slot), steps).numpy()
+            copies = copies.reshape(len(steps), -1, *copies.shape[1:])
+            copies.flags.writeable = False
+            views[name] = copies
+        return views
+
+    @property
+    def actions(self) -> Mapping[str, Array]:
+        """The actions in the policy's form, leaf -> [T, rows, ...]."""
+        return {name: self._view(leaf) for name, leaf in self._slots.actions.items()}
+
+    @property
+    def reward(self) -> Array:
+        """Raw rewards, float32 [T, rows]."""
+        return self._view(self._slots.reward)
+
+    @property
+    def terminated(self) -> Array:
+        """Bool [T, rows]."""
+        return self._view(self._slots.terminated)
+
+    @property
+    def truncated(self) -> Array:
+        """Bool [T, rows]."""
+        return self._view(self._slots.truncated)
+
+    @property
+    def valid(self) -> Array:
+        """Whether a step is experience, bool [T, rows]: one that only resets the row is not."""
+        return self._view(self._slots.valid)
+
+    @property
+    def first(self) -> Array:
+        """Whether an observation begins an episode, bool [T+1, rows]."""
+        return self._view(self._slots.first, 1)
+
+    @property
+    def version(self) -> Array:
+        """The version of the policy that has chosen the action, int64 [T, rows]."""
+        return self._view(self._slots.version)
+
+    @property
+    def extras(self) -> Mapping[str, Array]:
+        """The algorithm's own columns, name -> [T, rows]: with APPO and DD-PPO ``log_prob`` and
+        ``value``."""
+        return {name: self._view(column) for name, column in self._slots.extras.items()}
+
+    @property
+    def place(self) -> str:
+        """The place of the rollout, in words."""
+        agent = f", agent {self.agent}" if self.agent else ""
+        return f"actor {self.actor}, split {self.split}{agent}"
+
+    def _view(self, column: Array, more: int = 0) -> Array:
+        view = column[self._slot, : self.length + more]
+        view.flags.writeable = False
+        return view
+
+
+def rollout_hooks(callbacks: WorkerCallbacks | None) -> Callable[[Stream], None] | None:
+    """Return the function that calls the hooks of a stream's complete rollout; None if no callback
+    overrides them. A rollout without steps has no hooks."""
+    hooks = () if callbacks is None else callbacks.hooks("on_rollout_end")
+    if callbacks is None or not hooks:
+        return None
+
+    def tell(stream: Stream) -> None:
+        rollout = RolloutView(stream, callbacks)
+        if rollout.length:
+            call(hooks, rollout)
+
+    return tell
+
+
+@dataclass(frozen=True)
+class LearnerUpdate:
+    """An update of one learner with one batch.
+
+    ``policy``: the id of its policy; ``learner``: its number (DD-PPO: the rank). ``version``: the
+    policy version after the update. ``metrics``: the update's own, read-only. ``model``: the
+    learner's, on its device: read it, but leave it as it is. ``custom_metrics``: add numbers to it;
+    those of learner 0 are reported, see docs/callbacks.md.
+    """
+
+    policy: str
+    learner: int
+    version: int
+    metrics: Mapping[str, float]
+    model: torch.nn.Module
+    custom_metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The learner, in words."""
+        return f"learner {self.learner} of {self.policy}"
+
+
+def update_hooks(
+    callbacks: WorkerCallbacks | None,
+) -> Callable[[Learner, dict[str, float]], None] | None:
+    """Return the function that calls the hooks of a learner's update; None if no callback overrides
+    them. It adds the numbers that they give to the metrics of the update, from which
+    `ReportMetrics` makes their mean, minimum and maximum."""
+    hooks = () if callbacks is None else callbacks.hooks("on_learner_update")
+    if callbacks is None or not hooks:
+        return None
+    (policy,), index = callbacks.policies, callbacks.worker
+
+    def tell(learner: Learner, metrics: dict[str, float]) -> None:
+        shown = MappingProxyType(dict(metrics))
+        update = LearnerUpdate(policy, index, learner.version, shown, learner.model)
+        call(hooks, update)
+        for name, value in numbers(update.custom_metrics, update.place).items():
+            metrics |= {f"{CUSTOM}{name}_{kind}": value for kind in ("mean", "min", "max")}
+
+    return tell
