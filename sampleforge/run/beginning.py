@@ -127,7 +127,9 @@ def policy_starts(session: Session) -> list[PolicyStart]:
             dataclasses.replace(
                 start,
                 seed=seed_of_policy(start.seed, index),
-                resume=ResumeCheckpoint(stored.store) if stored.earlier else None,
+                resume=ResumeCheckpoint(stored.store, session.opened.changed)
+                if stored.earlier
+                else None,
                 replays=stored.stored_replay,
             ),
             stored.store.save_state,

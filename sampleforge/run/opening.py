@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class OpenRun:
     given and the user leaves at their defaults. ``config``: the same with a seed, and with the
     values that the first part had chosen. ``policies``: one entry per policy group; if there are
     several, each has a folder of checkpoints. ``spec``: the environment's, as the run sees it.
-    ``warnings``, ``notes``: what the user is to know."""
+    ``warnings``, ``notes``: what the user is to know. ``changed``: what a resumed run changes of
+    the learning, new values by name."""
 
     asked: AnyConfig
     config: AnyConfig
@@ -54,6 +55,7 @@ class OpenRun:
     policies: tuple[StoredPolicy, ...]
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def earlier(self) -> dict[str, Any]:
@@ -124,10 +126,11 @@ def _opened(
 ) -> OpenRun:
     """Read what a locked folder has; see `open_run`. ``warnings`` gets those of damaged files."""
     config, notes = asked, list[str]()
+    changed: Mapping[str, Any] = {}
     resuming = folder.resumes(config)
     if resuming:
         resumed = folder.check_resume(config, lambda c: pairing(c).resolve_defaults(c, spec))
-        asked, config, notes = resumed
+        asked, config, notes, changed = resumed
     stored = []
     for policy in policies:
         path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
@@ -144,7 +147,7 @@ def _opened(
     if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
     spec = with_action_units(spec, rescale=config.rescale_actions)
-    opened = OpenRun(asked, config, spec, folder, tuple(stored), warnings, notes)
+    opened = OpenRun(asked, config, spec, folder, tuple(stored), warnings, notes, changed)
     if opened.earlier:
         folder.check_spec(spec)
     return opened

@@ -13,6 +13,7 @@ import yaml
 
 from sampleforge.api import train
 from sampleforge.config import to_plain
+from sampleforge.run.folder.checkpoint import CheckpointStore
 from tests.support import REPO
 from tests.support.processes import StartCli
 from tests.support.product import ENV_STEPS, SMALL, small
@@ -27,7 +28,12 @@ def test_a_run_goes_on_from_its_checkpoint(
     folder = tmp_path / "run"
     shutil.copytree(trained(algo), folder)
     before, first = summary(folder), newest(folder)
-    train(small(algo, folder, data, train_for_env_steps=2 * ENV_STEPS))
+    changed = {"train_for_env_steps": 2 * ENV_STEPS, "learning_rate": 1.25e-4}
+    train(small(algo, folder, data, **changed))
+    loaded = CheckpointStore(folder / "checkpoints", 1).load(log=print)
+    assert loaded is not None
+    assert loaded[0].state["learner"]["hyperparameters"]["learning_rate"] == 1.25e-4
+    assert "Changed from here on: --learning-rate 0.000125 (was" in (folder / "log.txt").read_text()
     after, second = summary(folder), newest(folder)
     assert after["env_steps"] >= 2 * ENV_STEPS > before["env_steps"] >= ENV_STEPS
     assert any(not torch.equal(first[n], second[n]) for n in first if n.startswith("model/"))

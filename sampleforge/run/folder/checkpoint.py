@@ -440,10 +440,12 @@ def copy_newest(folder: RunFolder, stores: Sequence[CheckpointStore], to: Path) 
 
 
 class ResumeCheckpoint:
-    """Loads the latest checkpoint: its weights in the driver, the complete state in the learner."""
+    """Loads the latest checkpoint: its weights in the driver, the complete state in the learner.
+    ``changed``: new values of hyperparameters, which take the place of those in the state."""
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: CheckpointStore, changed: Mapping[str, Any] | None = None) -> None:
         self._store = store
+        self._changed = changed or {}
 
     def weights(self, model: torch.nn.Module) -> int:
         """Load the weights of the checkpoint into ``model``; return their policy version. Raises
@@ -472,6 +474,9 @@ class ResumeCheckpoint:
     def _load(self) -> Checkpoint:
         loaded = self._store.load(log=lambda text: None)
         assert loaded is not None, "the driver has loaded it before"
+        learner = loaded[0].state["learner"]
+        for learned in (learner["hyperparameters"], learner):  # the rate in use, beside its setting
+            learned.update({n: value for n, value in self._changed.items() if n in learned})
         return loaded[0]
 
 

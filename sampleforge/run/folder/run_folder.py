@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.run.folder import stored_config
 from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically, writing
 from sampleforge.run.folder.lock import lock_folder
@@ -83,11 +83,13 @@ RESERVE = 1 << 18
 class Resumed(NamedTuple, Generic[C]):
     """The config of a run that resumes: as it was ``asked`` for, with the settings that the run was
     given before and now are left at their defaults; as it is ``used``, also with the values (seed,
-    batch size) that the run had chosen when it started. ``notes``: what the user is to know."""
+    batch size) that the run had chosen when it started. ``notes``: what the user is to know;
+    ``changed``: the new values of what affects the learning, by name."""
 
     asked: C
     used: C
     notes: list[str]
+    changed: Mapping[str, Any]
 
 
 class RunFolderGone(OSError):
@@ -319,15 +321,22 @@ class RunFolder:
         if changed:
             lines = "\n  ".join(changed)
             raise ConfigError(
-                f"the run in {self.path} has another config, and these changes (old -> new) would "
-                f"alter what it learns:\n  {lines}\nundo them to resume it, or start a new run "
-                "with another --run-dir"
+                f"the run in {self.path} cannot go on with these changes (old -> new), by which "
+                f"its networks, stored experience, environment or policies are made:\n  {lines}\n"
+                "undo them to resume it, or start a new run with another --run-dir"
             )
         notes = [f"As in the run before: {flag}" for flag in kept]
         new = stored_config.new_settings(before, left_open, asked)
         notes += [f"Changed for this part of the run: {flag}" for flag in new]
+        learning = stored_config.changed_learning(stored, left_open, asked)
+        old = stored_config.flat_fields(stored)
+        notes += [
+            f"Changed from here on: {typed(name, value)} (was {old[name]})"
+            for name, value in learning.items()
+        ]
         notes += stored_config.change_of_ranks(before, stored)
-        return Resumed(asked, stored_config.adopt(stored, asked), notes)
+        used = stored_config.adopt(stored, left_open, asked)
+        return Resumed(asked, used, notes, learning)
 
     def check_spec(self, spec: EnvSpec) -> None:
         """Check that a run with ``spec`` can go on with what was learned here. Raises ConfigError,

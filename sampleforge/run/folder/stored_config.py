@@ -113,8 +113,71 @@ _OF_ONE_PART = {
 }
 """Fields that say what one command does, and that a resumed run does not take over."""
 MAY_CHANGE = frozenset({*NOT_STORED, *_STOP, *_REPORTING, *_MACHINE})
-"""Fields that a resumed run may change: the stop condition, reporting, and the use of the machine.
-All other fields affect what is learned."""
+"""Fields that a resumed run may change and that affect not what is learned: the stop condition,
+reporting, and the use of the machine."""
+_OF_LEARNING = {
+    "learning_rate",
+    "lr_schedule",
+    "lr_target_kl",
+    "max_grad_norm",
+    "batch_size",
+    "minibatch_size",
+    "num_epochs",
+    "num_batches_to_accumulate",
+    "reward_clip",
+    "reward_scale",
+    "clip_observations",
+    "value_coeff",
+    # PPO
+    "async_rl",
+    "adam_betas",
+    "adam_eps",
+    "advantage",
+    "advantage_floor",
+    "normalise_advantages",
+    "clip_ratio",
+    "value_clip",
+    "exploration_coeff",
+    "exploration_schedule",
+    "kl_coeff",
+    "gae_lambda",
+    "vtrace_rho",
+    "vtrace_c",
+    # Q-learning
+    "return_lambda",
+    "epsilon_first",
+    "epsilon_last",
+    "epsilon_env_steps",
+    "epsilon_base",
+    "epsilon_exponent",
+    "double",
+    "huber_delta",
+    "optimiser_eps",
+    "target_update_interval",
+    # any replay
+    "learning_starts",
+    "samples_per_insert",
+    "updates_per_env_step",
+    "priority_beta",
+    "priority_beta_final",
+    "weights_refresh_interval",
+    # critics of actions
+    "actor_interval",
+    "exploration_noise",
+    "exploration_spread",
+    "target_entropy",
+    "target_noise",
+    "target_noise_clip",
+    "target_rate",
+    # imitation
+    "advantage_exponent",
+    "max_advantage_weight",
+}
+"""Fields that a resumed run may change, though they affect what is learned: they shape no weights,
+no optimiser's state and no stored experience."""
+_OF_NEW_EXPERIENCE = {"gamma", "rollout"}
+"""The same, of algorithms that learn from each batch of experience once: what is stored in a replay
+or a dataset depends on them."""
 SAME_SETTING = frozenset({"seed", *NOT_STORED, *_REPORTING})
 """Fields in which runs of the same setting may differ: their seeds, places and reporting."""
 
@@ -249,9 +312,16 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     return from_plain(cls, fields, str(path)), left_open
 
 
+def _of_learning(config: Any) -> set[str]:
+    """Return the fields of this kind of config that affect what is learned, and that a resumed run
+    may change all the same."""
+    stores = hasattr(config, "replay_capacity") or hasattr(config, "shuffle_buffer")
+    return _OF_LEARNING if stores else _OF_LEARNING | _OF_NEW_EXPERIENCE
+
+
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: Any) -> list[str]:
-    """Return a line ``name: old -> new`` for every field of ``config`` that would alter what a run
-    with the ``stored`` config learns.
+    """Return a line ``name: old -> new`` for every field of ``config`` that a run with the
+    ``stored`` config cannot go on with, because it shapes what the run has learned.
 
     ``resolved`` is ``config`` with its defaults resolved for the environment: a field that resolves
     to the stored value is no change. ``left_open`` comes from the run folder, like the stored
@@ -259,19 +329,15 @@ def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: An
     gave, and never one that names code.
     """
     old, new, chosen = flat_fields(stored), flat_fields(config), flat_fields(resolved)
-    defaults = flat_fields(type(config)())
+    defaults, free = flat_fields(type(config)()), MAY_CHANGE | _of_learning(config)
     return [
         f"{name}: {_plain(old[name])!r} -> {_plain(value)!r}"
         for name, value in new.items()
-        if name not in MAY_CHANGE
+        if name not in free
         and value != old[name]
         and not (name == "seed" and value is None)  # None means the stored seed
         and (name in IMPORTABLE or chosen[name] != old[name])
-        and not (
-            _is_unset(name, value, defaults[name])
-            and name in left_open
-            and _plain(value) == left_open[name]
-        )
+        and not (_is_unset(name, value, defaults[name]) and _is_left(name, value, left_open))
     ]
 
 
@@ -335,13 +401,26 @@ def change_of_ranks(before: Any, now: Any) -> list[str]:
     ]
 
 
-def adopt(stored: C, config: C) -> C:
-    """Return ``config`` with the ``stored`` value of every field that affects what is learned.
-    Fields that name code are equal in both, and taken from ``config``."""
-    own = {*MAY_CHANGE, *IMPORTABLE}
+def adopt(stored: C, left_open: Mapping[str, Any], config: C) -> C:
+    """Return ``config`` with the ``stored`` value of every field that affects what is learned,
+    unless it is changed. Fields that name code are equal in both, and taken from ``config``."""
+    own = {*MAY_CHANGE, *IMPORTABLE, *changed_learning(stored, left_open, config)}
     kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
     merged = nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
+
+
+def changed_learning(stored: Any, left_open: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return the fields of ``config``, with their values, that change what a resumed run learns
+    from now on."""
+    old, defaults, free = flat_fields(stored), flat_fields(type(config)()), _of_learning(config)
+    return {
+        name: value
+        for name, value in flat_fields(config).items()
+        if name in free
+        and value != old[name]
+        and not (_is_unset(name, value, defaults[name]) and _is_left(name, value, left_open))
+    }
 
 
 def new_settings(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
@@ -354,8 +433,13 @@ def new_settings(stored: Any, left_open: Mapping[str, Any], config: Any) -> list
         if name in MAY_CHANGE
         and name not in _OF_ONE_PART
         and value != old[name]
-        and not (name in left_open and _plain(value) == left_open[name])
+        and not _is_left(name, value, left_open)
     ]
+
+
+def _is_left(name: str, value: Any, left_open: Mapping[str, Any]) -> bool:
+    """Return whether a field is still as open as the run's user has left it."""
+    return name in left_open and bool(_plain(value) == left_open[name])
 
 
 def with_own_code(config: C, own: C) -> C:

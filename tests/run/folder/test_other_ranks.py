@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sampleforge.cli.train import parse_config
-from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults
@@ -54,8 +53,10 @@ def test_ranks_of_another_number_go_on_with_the_batch_of_all(
     given = dataclasses.replace(asked, num_ranks=now, minibatch_size=config.minibatch_size)
     assert folder.check_resume(given, on_this_machine).used.minibatch_size == config.minibatch_size
     given = dataclasses.replace(asked, num_ranks=now, minibatch_size=first.minibatch_size)
-    with pytest.raises(ConfigError, match=rf"minibatch_size: {256 // now} -> {256 // before}"):
-        folder.check_resume(given, on_this_machine)
+    resumed = folder.check_resume(given, on_this_machine)
+    assert resumed.used.minibatch_size == first.minibatch_size
+    said = f"--minibatch-size {first.minibatch_size} (was {config.minibatch_size})"
+    assert f"Changed from here on: {said}" in resumed.notes
 
 
 @pytest.mark.long

@@ -233,8 +233,8 @@ def test_a_resumed_run_keeps_what_it_was_given_again_and_again(tmp_path: Path) -
         in (run / "log.txt").read_text()
     )
     before = contents(run)
-    with pytest.raises(ConfigError, match=r"gamma: 0\.9 -> 0\.8"):
-        train(config(run, 3500, gamma=0.8))
+    with pytest.raises(ConfigError, match=r"action_repeat: 1 -> 2"):
+        train(config(run, 3500, action_repeat=2))
     assert contents(run) == before
 
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sampleforge.api import Trainer, load_policy, train
 from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.checkpoint import CheckpointError
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.run.folder.stored_config import changed_learning, changes
+from sampleforge.topologies.config import ApexConfig, AppoConfig, MarwilConfig
 from tests.support.full_disk import full_disk
 from tests.support.runs import newest
 
@@ -75,12 +78,45 @@ def test_a_resumed_learner_has_its_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_change_of_what_shapes_the_learning_is_refused(tmp_path: Path) -> None:
+def test_what_made_the_networks_or_the_experience_cannot_change(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, 1000))
-    with pytest.raises(ConfigError, match=r"learning_rate: [\d.e-]+ -> 0\.5"):
-        train(config(run, 2000, learning_rate=0.5))
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot go on .*:\n  model\.hidden_sizes: .* -> \[8\]"):
+        train(config(run, 2000, model=ModelConfig(hidden_sizes=(8,))))
+    with pytest.raises(ConfigError, match=r"action_repeat: 1 -> 2\n"):
+        train(config(run, 2000, action_repeat=2))
+    assert (run / "config.yaml").read_bytes() == before
     train(config(run, 2000, report_interval=0.5, checkpoint_interval=1.0))
+
+
+@pytest.mark.long
+def test_what_is_learned_with_may_change_and_stays_changed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = train(config(run, 1000, gamma=0.97)).summary
+    changed = {"learning_rate": 1e-5, "gamma": 0.9, "batch_size": 512, "lr_schedule": "constant"}
+    train(config(run, 2000, **changed))
+    log = (run / "log.txt").read_text()
+    said = "Changed from here on:"
+    assert f"{said} --gamma 0.9 (was 0.97)" in log and f"{said} --learning-rate 1e-05 (was" in log
+    with Trainer(config(run, 3000)) as trainer:  # as it was given last
+        report = next(iter(trainer))
+        used = trainer.session.config
+        learned = trainer.session.resume_point
+    assert {name: getattr(used, name) for name in changed} == changed
+    assert used.seed == first["seed"] and learned.resumes == 2
+    assert report["learning_rate"] == pytest.approx(1e-5)
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    assert {name: stored[name] for name in changed} == changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(ApexConfig, "gamma"), (ApexConfig, "rollout"), (MarwilConfig, "gamma")]
+)
+def test_what_stored_experience_depends_on_cannot_change(kind: Any, name: str) -> None:
+    stored = kind(env="CartPole-v1", input=("data",))
+    new = dataclasses.replace(stored, **{name: {"gamma": 0.5, "rollout": 7}[name]})
+    assert changes(stored, {}, new, new) and not changed_learning(stored, {}, new)
 
 
 @pytest.mark.parametrize("resume", ["must", "never"])

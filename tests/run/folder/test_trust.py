@@ -141,7 +141,7 @@ def test_a_foreign_folder_runs_no_code_in_resume(canary: Path, trained: Path) ->
         lie = {"env": "CartPole-v1", "env_kwargs": {}, "model.encoder": "auto"}
         again = forged(folder, folder.parent / f"lies-{number}", left_open=lie)
         for run in (folder, again):
-            with pytest.raises(ConfigError, match="has another config"):
+            with pytest.raises(ConfigError, match="cannot go on with these changes"):
                 train(config(run, train_for_seconds=0.1))
         assert not canary.exists(), name
 
@@ -279,8 +279,7 @@ def test_left_open_excuses_no_value_that_the_user_gives(tmp_path: Path) -> None:
     asked = AppoConfig(env="CartPole-v1", learning_rate=0.01)
     folder.write_config(dataclasses.replace(asked, seed=3, learning_rate=9.0), asked)
     assert "learning_rate: 0.01" in folder.config_file.read_text(), "the folder lies"
-    with pytest.raises(ConfigError, match=r"learning_rate: 9\.0 -> 0\.01"):
-        folder.check_resume(asked)
+    assert folder.check_resume(asked).used.learning_rate == 0.01
     fitted = dataclasses.replace(asked, learning_rate=9.0)
     assert folder.check_resume(asked, lambda _: fitted).used.seed == 3, "a seed may be left open"
     folder.close()
