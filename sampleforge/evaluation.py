@@ -9,26 +9,23 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
-from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
-from sampleforge.data.rollout_queue import RecordedRollout, Rollout
-from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.env.closing import CLOSE_S, close_in_time
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.starting import told_of_rows
-from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.env.vector import EnvVector
 from sampleforge.loaded_policy import load_model, load_other_groups, read_config
 from sampleforge.run.camera import Camera
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, imports_code
 from sampleforge.run.onnx_policy import OnnxPolicy
+from sampleforge.run.recording import PlayRecorder
+from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.runtime.torch_settings import limit_threads, usual_torch
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
@@ -39,94 +36,6 @@ from sampleforge.workers.episode_player import (
     evaluation_seed,
     outcome,
 )
-
-UNFINISHED_BYTES = 1 << 30
-"""Memory for unfinished episodes; above it the largest one is written as a part."""
-
-
-class PlayRecorder:
-    """Writes the episodes that an `EpisodePlayer` counts into the dataset in ``folder``, an
-    absolute path. ``algorithm`` and ``squashed``: see `DatasetFormat`. ``written``: numbers of
-    episodes and env steps, when it has finished."""
-
-    def __init__(self, folder: Path, algorithm: str, *, squashed: bool) -> None:
-        self._folder = folder
-        self._algorithm = algorithm
-        self._squashed = squashed
-        self.written = {"episodes": 0, "steps": 0}
-
-    def follow(
-        self,
-        player: EpisodePlayer,
-        policy: EpisodePolicy,
-        envs: EnvVector,
-        state: Mapping[str, Any],
-    ) -> None:
-        """Record what ``player`` plays on ``envs`` from now on. ``state``: the plain values
-        of the checkpoint that the ``policy`` is from. Raises ConfigError if that cannot be
-        recorded, or not there."""
-        spec = envs.spec
-        if spec.num_seats > 1:
-            raise ConfigError(
-                f"{spec.env_id} has {spec.num_seats} agents, and `sampleforge record` takes "
-                "environments with one; record the training instead (--record)"
-            )
-        check_folder(self._folder, spec)
-        dropped = stored_dropped(self._folder)
-        form = DatasetFormat(spec, self._algorithm, squashed=self._squashed, dropped=dropped)
-        self._writer = DatasetWriter(self._folder, form)
-        self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
-        self._player = player
-        self._policy = policy if isinstance(policy, FrozenPolicy) else None
-        self._version = int(state.get("version", 0))
-        self._spec = spec
-        self._step = 0
-        player.listener = self
-
-    def acting(self, out: StepOut, actions: Mapping[str, Array]) -> None:
-        self._before = {
-            "first": out.first.copy(),
-            **{f"obs/{name}": column.copy() for name, column in _frames(self._spec, out.obs)},
-        }
-        self._columns = {f"action/{name}": column[None] for name, column in actions.items()}
-        self._columns["version"] = np.full((1, len(out.first)), self._version, np.int64)
-        if self._policy is not None:
-            self._columns |= {name: column[None] for name, column in self._policy.columns.items()}
-
-    def stepped(self, out: StepOut) -> None:
-        after = {
-            "first": out.first,
-            **{f"obs/{n}": leaf for n, leaf in _frames(self._spec, out.obs)},
-        }
-        columns = {name: np.stack((self._before[name], after[name])) for name in after}
-        for name in ("reward", "terminated", "truncated", "valid"):
-            columns[name] = getattr(out, name)[None]
-        if out.final_obs is not None:
-            frames = _frames(self._spec, out.final_obs)
-            columns |= {f"recorded/{name}": leaf[None] for name, leaf in frames}
-        about = Rollout(0, 0, 0, self._step, 0, 1)
-        self._step += 1
-        for episode in self._assembler.add(RecordedRollout(0, about, {**columns, **self._columns})):
-            self._write(episode)
-
-    def finish(self) -> None:
-        """Close the dataset. An episode that the player has cut is written without an end."""
-        for episode in self._assembler.flush():
-            if self._player.limit is not None and len(episode) >= self._player.limit:
-                self._write(episode)
-        self._writer.close_segment()
-        self.written = {"episodes": self._writer.episodes, "steps": self._writer.steps}
-
-    def _write(self, episode: RecordedEpisode) -> None:
-        if episode.number < self._player.quota[episode.env_row.row]:
-            self._writer.add(episode)
-
-
-def _frames(spec: EnvSpec, obs: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """Return the observation leaves [rows, ...], of stacks the newest frames."""
-    leaves = spec.observations.items()
-    return [(name, obs[name][:, -1] if leaf.stack else obs[name]) for name, leaf in leaves]
-
 
 EPISODES = 100
 """Default number of episodes."""
@@ -140,18 +49,6 @@ LOOK_S = 0.05
 NO_TRUST = Trust()
 
 
-class Display(Protocol):
-    """Shows the progress of an evaluation."""
-
-    def message(self, text: str, level: str) -> None: ...
-    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
-
-
-class _Silent:
-    def message(self, text: str, level: str) -> None: ...
-    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Observers:
     """What looks on while episodes are played. ``display`` shows the progress; ``alive`` is called
@@ -159,7 +56,9 @@ class Observers:
     dataset; with a ``camera`` they are played one after the other in a row that it films.
     ``clock``: returns seconds. ``close_s``: seconds that the environments may take to close."""
 
-    display: Display = dataclasses.field(default_factory=_Silent)
+    display: EvaluationDisplay = dataclasses.field(
+        default_factory=partial(EvaluationDisplay, quiet=True)
+    )
     alive: Callable[[], None] = lambda: None
     recorder: PlayRecorder | None = None
     camera: Camera | None = None
@@ -370,7 +269,7 @@ def _choose(player: EpisodePlayer, env: str, took: float) -> str:
     )
 
 
-def _warn_of_cuts(config: EnvConfig, player: EpisodePlayer, display: Display) -> None:
+def _warn_of_cuts(config: EnvConfig, player: EpisodePlayer, display: EvaluationDisplay) -> None:
     """Warn if episodes were cut by a limit that the environment itself does not have."""
     cut = sum(one.cut for one in player.played)
     if not cut:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 import torch
 
-from sampleforge.config import ConfigError
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.newest_policies import NewestPolicies
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
@@ -302,27 +301,8 @@ class Trainer:
         Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
         ValueError if it is of another model, and CheckpointError if it is damaged.
         """
-        from sampleforge.newest_policies import fitting_weights, load_into, with_given
-        from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors
-        from sampleforge.run.folder.run_folder import RunFolder
-
-        session, folder = self._learning(), RunFolder.existing(path)
-        if folder.algo != self._config.algo:
-            raise ConfigError(
-                f"{path} is a run of {folder.algo}, and its state is none of {self._config.algo}"
-            )
-        groups, found = session.graph.groups, []
-        for group in groups:
-            where = folder.policy_checkpoints(group.id if len(groups) > 1 else None)
-            loaded = CheckpointStore(where, 1).load(log=session.note)
-            if loaded is None:
-                raise ConfigError(f"{path} has no checkpoint yet; train it first")
-            fitting_weights(model_tensors(loaded[0].tensors), self._newest().own_tensors(group))
-            found.append(loaded[0])
-        with DeferredInterrupt():
-            for group, checkpoint in zip(groups, found, strict=True):
-                plain = with_given(session, checkpoint.state["learner"])
-                load_into(session, group, checkpoint.tensors, plain)
+        self._learning()
+        self._newest().restore(path)
 
     def export(
         self, path: str | Path, format: Format | None = None, policy: int | str = 0
@@ -422,13 +402,9 @@ class Trainer:
         Raises ValueError, before anything changes, for weights that are not those of the model or
         not finite.
         """
-        from sampleforge.newest_policies import fitting_weights, load_into
-
-        session, newest = self._learning(), self._newest()
-        group = newest.group(policy)
-        own = fitting_weights(weights, newest.own_tensors(group))
-        with DeferredInterrupt():
-            load_into(session, group, {f"model/{n}": t for n, t in own.items()}, {})
+        self._learning()
+        newest = self._newest()
+        newest.set_weights(newest.group(policy), weights)
 
     @usual_torch()
     def evaluate(
@@ -448,19 +424,8 @@ class Trainer:
         evaluation play the same episodes. With an evaluation_function, return the metrics that it
         returns; it gets ``episodes``, ``explore`` and ``seed`` in its context.
         """
-        from sampleforge.newest_policies import NewestEvaluation
-        from sampleforge.workers.episode_player import evaluation_seed
-
         newest = self._newest()
-        group, config = newest.group(policy), self.session.resolved
-        stochastic = config.evaluate_stochastic if explore is None else explore
-        if seed is None:
-            seed = evaluation_seed(self.session.resume_point.seed)
-        with DeferredInterrupt() as interrupt:
-            evaluation = NewestEvaluation(self.session, newest, group, interrupt.check)
-            return evaluation.run(
-                episodes or config.evaluate_episodes, stochastic=stochastic, seed=seed
-            )
+        return newest.evaluate(newest.group(policy), episodes, stochastic=explore, seed=seed)
 
     @usual_torch()
     def _newest(self) -> NewestPolicies:

@@ -14,8 +14,8 @@ from sampleforge.config import Checked, check_range
 from sampleforge.run.folder.trust import Trust
 
 if TYPE_CHECKING:
-    from sampleforge.evaluation import PlayRecorder
     from sampleforge.run.camera import Camera
+    from sampleforge.run.recording import PlayRecorder
 
 
 @dataclass(frozen=True, kw_only=True)

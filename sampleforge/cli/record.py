@@ -28,10 +28,10 @@ def run(args: Sequence[str]) -> int:
     """Record, and print the result as one JSON object in the last line. Raises ConfigError."""
     text = "Play episodes with a trained policy and write them into a dataset in Minari's format."
     flags = parse(RecordFlags, args, "sampleforge record", text)
-    from sampleforge.evaluation import PlayRecorder
     from sampleforge.loaded_policy import read_config
     from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.run.folder.run_folder import RunFolder
+    from sampleforge.run.recording import PlayRecorder
 
     config = read_config(RunFolder.existing(Path(flags.run_dir)), flags.trusted)
     folder = Path(flags.out) if flags.out else Path(flags.run_dir) / "dataset"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -136,13 +136,6 @@ class Snapshot:
         return str(self.number)
 
 
-class PoolChange(NamedTuple):
-    """A snapshot that was taken, and the one that has left the pool for it (None: none)."""
-
-    taken: Snapshot
-    removed: Snapshot | None
-
-
 class League:
     """The snapshots of one policy that learns by self-play, with the results of all games.
 
@@ -163,13 +156,11 @@ class League:
         self.games = 0
         self._games_since = 0  # the newest snapshot was taken
 
-    def take(self, env_steps: int) -> PoolChange:
+    def take(self, env_steps: int) -> Snapshot:
         """Add a snapshot of the policy that learns, with the policy's rating and results."""
-        removed = None
         if len(self.snapshots) == self._rules.size:
             steps = [*(snapshot.env_steps for snapshot in self.snapshots), env_steps]
-            removed = self.snapshots[to_remove(steps)]
-            self.remove(removed)
+            self.remove(self.snapshots[to_remove(steps)])
         used = {snapshot.entry for snapshot in self.snapshots}
         free = next(entry for entry in range(self._rules.size) if entry not in used)
         taken = Snapshot(self.taken, env_steps, free)
@@ -180,7 +171,7 @@ class League:
         for earlier in self.snapshots[:-1]:
             self.results.fade(LEARNER, earlier.name, FADE)
         self.ratings.add_player(taken.name, like=LEARNER)
-        return PoolChange(taken, removed)
+        return taken
 
     def remove(self, snapshot: Snapshot) -> None:
         """Remove a snapshot from the pool, with its results."""

@@ -129,7 +129,7 @@ class SelfPlay(Callback):
         """Take a snapshot of the newest weights."""
         env_steps = session.graph.progress.env_steps
         self._weights.read(self._state)
-        taken = self.league.take(env_steps).taken
+        taken = self.league.take(env_steps)
         self._files.write(taken.number, env_steps, self._state)
         self._pool.put(taken.entry, self._state, taken.number)
         self._publish()

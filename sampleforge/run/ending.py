@@ -77,7 +77,7 @@ def _finish(session: Session, group: PolicyGroup, patience: float) -> bool:
 def _waiting(session: Session, groups: list[PolicyGroup]) -> list[PolicyGroup]:
     """Return those of ``groups`` whose last weights have no evaluation yet."""
     done = {
-        policy.id: policy.evaluations.last.get("eval_policy_version")
+        policy.id: policy.last_evaluation.get("eval_policy_version")
         for policy in session.statistics.policies
     }
     return [group for group in groups if done[group.id] != group.weights.version]

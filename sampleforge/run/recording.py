@@ -1,15 +1,31 @@
-"""The recording of a session: its figures in the reports, and its end."""
+"""Recordings: the one of a session (its figures in the reports, its end), and those of episodes
+that a trained policy plays."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from sampleforge.algorithms.acting import FrozenPolicy
+from sampleforge.config import ConfigError
+from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
+from sampleforge.data.rollout_queue import RecordedRollout, Rollout
+from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
+from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.run.callback import Callback
 from sampleforge.runners.base import WorkerDied
+from sampleforge.spec import EnvSpec
 from sampleforge.topologies.graph import Recording
 from sampleforge.workers.actor import END_RECORDING
+from sampleforge.workers.episode_player import (
+    EpisodePlayer,
+    EpisodePolicy,
+)
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
@@ -63,3 +79,91 @@ class RecordingReports(Callback):
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
         summary.update({name: int(value) for name, value in self._figures(session).items()})
+
+
+UNFINISHED_BYTES = 1 << 30
+"""Memory for unfinished episodes; above it the largest one is written as a part."""
+
+
+class PlayRecorder:
+    """Writes the episodes that an `EpisodePlayer` counts into the dataset in ``folder``, an
+    absolute path. ``algorithm`` and ``squashed``: see `DatasetFormat`. ``written``: numbers of
+    episodes and env steps, when it has finished."""
+
+    def __init__(self, folder: Path, algorithm: str, *, squashed: bool) -> None:
+        self._folder = folder
+        self._algorithm = algorithm
+        self._squashed = squashed
+        self.written = {"episodes": 0, "steps": 0}
+
+    def follow(
+        self,
+        player: EpisodePlayer,
+        policy: EpisodePolicy,
+        envs: EnvVector,
+        state: Mapping[str, Any],
+    ) -> None:
+        """Record what ``player`` plays on ``envs`` from now on. ``state``: the plain values
+        of the checkpoint that the ``policy`` is from. Raises ConfigError if that cannot be
+        recorded, or not there."""
+        spec = envs.spec
+        if spec.num_seats > 1:
+            raise ConfigError(
+                f"{spec.env_id} has {spec.num_seats} agents, and `sampleforge record` takes "
+                "environments with one; record the training instead (--record)"
+            )
+        check_folder(self._folder, spec)
+        dropped = stored_dropped(self._folder)
+        form = DatasetFormat(spec, self._algorithm, squashed=self._squashed, dropped=dropped)
+        self._writer = DatasetWriter(self._folder, form)
+        self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
+        self._player = player
+        self._policy = policy if isinstance(policy, FrozenPolicy) else None
+        self._version = int(state.get("version", 0))
+        self._spec = spec
+        self._step = 0
+        player.listener = self
+
+    def acting(self, out: StepOut, actions: Mapping[str, Array]) -> None:
+        self._before = {
+            "first": out.first.copy(),
+            **{f"obs/{name}": column.copy() for name, column in _frames(self._spec, out.obs)},
+        }
+        self._columns = {f"action/{name}": column[None] for name, column in actions.items()}
+        self._columns["version"] = np.full((1, len(out.first)), self._version, np.int64)
+        if self._policy is not None:
+            self._columns |= {name: column[None] for name, column in self._policy.columns.items()}
+
+    def stepped(self, out: StepOut) -> None:
+        after = {
+            "first": out.first,
+            **{f"obs/{n}": leaf for n, leaf in _frames(self._spec, out.obs)},
+        }
+        columns = {name: np.stack((self._before[name], after[name])) for name in after}
+        for name in ("reward", "terminated", "truncated", "valid"):
+            columns[name] = getattr(out, name)[None]
+        if out.final_obs is not None:
+            frames = _frames(self._spec, out.final_obs)
+            columns |= {f"recorded/{name}": leaf[None] for name, leaf in frames}
+        about = Rollout(0, 0, 0, self._step, 0, 1)
+        self._step += 1
+        for episode in self._assembler.add(RecordedRollout(0, about, {**columns, **self._columns})):
+            self._write(episode)
+
+    def finish(self) -> None:
+        """Close the dataset. An episode that the player has cut is written without an end."""
+        for episode in self._assembler.flush():
+            if self._player.limit is not None and len(episode) >= self._player.limit:
+                self._write(episode)
+        self._writer.close_segment()
+        self.written = {"episodes": self._writer.episodes, "steps": self._writer.steps}
+
+    def _write(self, episode: RecordedEpisode) -> None:
+        if episode.number < self._player.quota[episode.env_row.row]:
+            self._writer.add(episode)
+
+
+def _frames(spec: EnvSpec, obs: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """Return the observation leaves [rows, ...], of stacks the newest frames."""
+    leaves = spec.observations.items()
+    return [(name, obs[name][:, -1] if leaf.stack else obs[name]) for name, leaf in leaves]

@@ -7,7 +7,6 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from time import monotonic, sleep
 from typing import Any
@@ -106,17 +105,8 @@ class InProcessRunner:
         events, self._events = self._events, []
         return events
 
-    def ask(
-        self,
-        node: Node,
-        kind: str,
-        payload: Any,
-        timeout: float,
-        *,
-        waiting: Callable[[], None] = lambda: None,
-        alone: bool = False,
-    ) -> Any:
-        """Return the rank's answer to a request."""
+    def ask(self, node: Node, kind: str, payload: Any, timeout: float, **_: Any) -> Any:
+        """Return the rank's answer to a request, which comes at once."""
         return self._worker.handle(kind, payload)
 
     def wake(self, node: Node) -> None:
@@ -159,17 +149,8 @@ class CompositeRunner:
     def take_events(self) -> list[Event]:
         return self._main.take_events() + self._beside.take_events()
 
-    def ask(
-        self,
-        node: Node,
-        kind: str,
-        payload: Any,
-        timeout: float,
-        *,
-        waiting: Callable[[], None] = lambda: None,
-        alone: bool = False,
-    ) -> Any:
-        return self._main.ask(node, kind, payload, timeout, waiting=waiting, alone=alone)
+    def ask(self, node: Node, kind: str, payload: Any, timeout: float, **how: Any) -> Any:
+        return self._main.ask(node, kind, payload, timeout, **how)
 
     def wake(self, node: Node) -> None:
         self._main.wake(node)

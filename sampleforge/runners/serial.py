@@ -82,14 +82,7 @@ class SerialRunner:
         return events
 
     def ask(
-        self,
-        node: Node,
-        kind: str,
-        payload: Any,
-        timeout: float,
-        *,
-        waiting: Callable[[], None] = lambda: None,
-        alone: bool = False,
+        self, node: Node, kind: str, payload: Any, timeout: float, *, alone: bool = False, **_: Any
     ) -> Any:
         """As `Runner.ask`. Raises WorkerDied for a worker that an error has left in mid-step."""
         if alone and node is self._failed:

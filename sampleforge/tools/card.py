@@ -15,13 +15,14 @@ import numpy as np
 import yaml
 
 from sampleforge.config import ConfigError, from_plain
-from sampleforge.evaluation import NO_TRUST, Display, Observers, evaluate
+from sampleforge.evaluation import NO_TRUST, Observers, evaluate
 from sampleforge.run.camera import FILMED, Camera, check_video
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import flat_fields, nested, read_config, read_yaml
 from sampleforge.run.folder.trust import Trust
+from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.messages import train_command
 from sampleforge.run.screen.progress import duration
 from sampleforge.tools.plots.curves import draw, mean_and_interval
@@ -70,7 +71,7 @@ def make_card(
     run_dir: str | Path,
     out: Path,
     request: CardRequest,
-    display: Display,
+    display: EvaluationDisplay,
     *,
     trust: Trust = NO_TRUST,
     alive: Callable[[], None] = lambda: None,
@@ -134,7 +135,7 @@ def _copy_run(folder: RunFolder, out: Path, request: CardRequest) -> None:
             shutil.copyfile(source / found[1].file, target / found[1].file)
 
 
-def _try(display: Display, what: str, make: Callable[[], None]) -> bool:
+def _try(display: EvaluationDisplay, what: str, make: Callable[[], None]) -> bool:
     """Return whether a part of the card could be made; say why not."""
     try:
         make()

@@ -16,13 +16,14 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
-from sampleforge.evaluation import NO_TRUST, Display
+from sampleforge.evaluation import NO_TRUST
 from sampleforge.loaded_policy import load_model, read_config
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.populations.self_play import load_snapshots
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, imports_code
+from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.progress import short
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.spec import EnvSpec
@@ -78,7 +79,7 @@ def play_tournament(
     stochastic: bool = True,
     seed: int = 0,
     trust: Trust = NO_TRUST,
-    display: Display,
+    display: EvaluationDisplay,
     alive: Callable[[], None] = lambda: None,
 ) -> Standings:
     """Let every pair of policies of the runs play ``episodes`` episodes; return the standings.

@@ -98,10 +98,11 @@ def test_the_loaded_policy_carries_its_state(trained: Path) -> None:
 # ---- how many episodes, how long, and what is said of it ----
 
 
-class Said:
+class Said(EvaluationDisplay):
     """Remembers what an evaluation says."""
 
     def __init__(self) -> None:
+        super().__init__(quiet=True)
         self.messages: list[tuple[str, str]] = []
         self.looks: list[tuple[int, int, float | None]] = []
 

@@ -129,9 +129,11 @@ def test_snapshots_of_the_pool_have_different_entries_and_cover_the_training():
 
 def test_a_snapshot_takes_the_entry_of_the_one_that_leaves():
     league = League(LeagueRules(size=2))
-    assert [league.take(0).taken.entry, league.take(100).taken.entry] == [0, 1]
-    change = league.take(200)
-    assert change.removed is not None and change.taken.entry == change.removed.entry
+    first, second = league.take(0), league.take(100)
+    assert [first.entry, second.entry] == [0, 1]
+    taken = league.take(200)
+    (left,) = [each for each in (first, second) if each not in league.snapshots]
+    assert taken in league.snapshots and taken.entry == left.entry
 
 
 def test_without_snapshots_the_newest_weights_are_the_opponent():

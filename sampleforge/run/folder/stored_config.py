@@ -39,18 +39,11 @@ NOT_STORED = (
 """Fields that are not in config.yaml: the folder may be moved, and one that another user has made
 must not name a place to write to."""
 _STOP = {"train_for_env_steps", "train_for_seconds", "stop"}
-_REPORTING = {
+REPORTS = {
     "report_interval",
     "checkpoint_interval",
     "keep_checkpoints",
     "milestone_interval",
-    "quiet",
-    "debug",
-    "benchmark",
-    "benchmark_seconds",
-    "benchmark_peak",
-    "sampler_only",
-    "serial",
     "evaluate_interval",
     "evaluate_episodes",
     "evaluate_stochastic",
@@ -63,6 +56,17 @@ _REPORTING = {
     "track_project",
     "track_name",
     "track_group",
+}
+"""Fields that say what a run reports, evaluates and keeps, and where."""
+_REPORTING = {
+    *REPORTS,
+    "quiet",
+    "debug",
+    "benchmark",
+    "benchmark_seconds",
+    "benchmark_peak",
+    "sampler_only",
+    "serial",
 }
 _MACHINE = {
     "serial",

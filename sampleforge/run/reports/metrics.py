@@ -7,15 +7,14 @@ import json
 import re
 import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.run.folder.files import write_atomically, writing
 
 if TYPE_CHECKING:
-    from sampleforge.shared.records import Evaluation
+    pass
 
 GROUPS = {
     "rollout": (
@@ -187,30 +186,6 @@ def with_overall(values: Values) -> dict[str, float]:
 PREFIX = "eval_"
 """The beginning of the scalars' names; a field of `Evaluation`, or the name of a metric of the
 user's own evaluation function, follows it."""
-
-
-class EvaluationReports:
-    """Returns each evaluation once, as scalars. ``earlier``: the value of `last` in the previous
-    part of a resumed run."""
-
-    def __init__(self, earlier: Mapping[str, float]) -> None:
-        self.last: dict[str, float] = dict(earlier)
-        self._waiting: deque[dict[str, float]] = deque()
-
-    def take(self, evaluations: Iterable[Evaluation]) -> None:
-        """Add evaluations to those that wait for a report."""
-        for evaluation in evaluations:
-            self.last = {f"{PREFIX}{n}": v for n, v in evaluation.scalars().items()}
-            self._waiting.append(self.last)
-
-    @property
-    def waits(self) -> bool:
-        """Whether an evaluation has not been reported yet."""
-        return bool(self._waiting)
-
-    def scalars(self) -> dict[str, float]:
-        """Remove and return the oldest evaluation that waits; empty if there is none."""
-        return self._waiting.popleft() if self._waiting else {}
 
 
 def evaluated(values: Mapping[str, float], prefix: str = "") -> dict[str, float]:

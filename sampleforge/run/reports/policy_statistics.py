@@ -11,10 +11,10 @@ from typing import Any, Self
 import numpy as np
 
 from sampleforge.env.games import OF_TYPE
-from sampleforge.run.reports.metrics import EvaluationReports
+from sampleforge.run.reports.metrics import PREFIX
 from sampleforge.runtime.config import RunConfig
 from sampleforge.shared.counters import Counters
-from sampleforge.shared.records import EpisodeRecord
+from sampleforge.shared.records import EpisodeRecord, Evaluation
 from sampleforge.topologies.graph import Exploration, PolicyGroup
 from sampleforge.workers.metrics import CUSTOM
 
@@ -122,7 +122,10 @@ class PolicyStatistics:
         self._updates = int(earlier.get("updates", 0))
         self._skipped = int(earlier.get("skipped_updates", 0))
         self._custom: dict[str, deque[float]] = {}
-        self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
+        self.last_evaluation: dict[str, float] = dict(earlier.get("evaluation", {}))
+        """The scalars of the newest evaluation; empty before the first."""
+        self.evaluations: deque[dict[str, float]] = deque()
+        """Those of the evaluations that no report has had yet."""
 
     def see(self, game: Sequence[EpisodeRecord]) -> bool:
         """Count a finished game. Return whether its return counts as the policy's: if env rows
@@ -161,6 +164,12 @@ class PolicyStatistics:
         mean = self.return_mean
         if mean is not None and len(self.returns) == self._window:
             self.return_best = mean if self.return_best is None else max(self.return_best, mean)
+
+    def take_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
+        """Take finished evaluations; each will be in one report."""
+        for evaluation in evaluations:
+            self.last_evaluation = {f"{PREFIX}{n}": v for n, v in evaluation.scalars().items()}
+            self.evaluations.append(self.last_evaluation)
 
     def take_custom_metrics(self, metrics: Mapping[str, float]) -> None:
         """Take the metrics that callbacks have added to an episode."""
@@ -217,10 +226,10 @@ class PolicyStatistics:
         full window of episodes (None before, because the mean of a few may be luck), and the last
         evaluation's mean with the env steps of its weights."""
         full = len(self.returns) == self._window
-        steps = self.evaluations.last.get("eval_env_steps")
+        steps = self.last_evaluation.get("eval_env_steps")
         return {
             "return_mean": self.return_mean if full else None,
-            "eval_return_mean": self.evaluations.last.get("eval_return_mean"),
+            "eval_return_mean": self.last_evaluation.get("eval_return_mean"),
             "eval_env_steps": None if steps is None else int(steps),
         }
 
@@ -247,7 +256,7 @@ class PolicyStatistics:
             "policy_lag_batches": list(self._lag_batches),
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
-            "evaluation": self.evaluations.last,
+            "evaluation": self.last_evaluation,
         }
 
     def scalars(self, learner: Mapping[str, float]) -> dict[str, float]:
@@ -265,7 +274,7 @@ class PolicyStatistics:
             **({} if self._exploring is None else self._exploring.scalars()),
             **learner,
             **self._custom_scalars(learner),
-            **self.evaluations.scalars(),
+            **(self.evaluations.popleft() if self.evaluations else {}),
             **{f"{OF_TYPE}{n}": float(np.mean(own)) for n, own in self._of_type.items() if own},
             **_return_scalars(self.returns, self.lengths, [self]),
         }
@@ -290,7 +299,7 @@ class PolicyStatistics:
                 "batches_mean": self._lag_batches[0],
                 "batches_max": self._lag_batches[1],
             },
-            **self.evaluations.last,
+            **self.last_evaluation,
         }
 
 

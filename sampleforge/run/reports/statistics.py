@@ -68,6 +68,17 @@ class FirstEpisodes:
 
 
 _Part = tuple[Sequence[EpisodeRecord], float | None]
+KEPT = (
+    "restarts",
+    "nonfinite_steps",
+    "far_values",
+    "env_restarts",
+    "env_frames",
+    "trained_steps",
+    "checksums_compared",
+)
+"""Counters whose totals go on over the runs of a folder."""
+ALSO_OF_EVALUATORS = ("restarts", "env_restarts")
 EARLY = "return_mean_early"
 """The name of the mean return of the first episodes while none counts."""
 
@@ -110,17 +121,11 @@ class RunStatistics:
         self._first = FirstEpisodes(rows, window * len(self.policies))
         # The checkpoints of the policies are written one after the other: the last has the most.
         run = max(earlier.values(), key=lambda state: state.get("env_frames", 0), default={})
-        self._restarts = int(run.get("restarts", 0))
+        self._before = {name: int(run.get(name, 0)) for name in KEPT}
         self._restarts_by_role: dict[str, int] = run.get("restarts_by_role", {})
-        self._nonfinite = int(run.get("nonfinite_steps", 0))
         self._nonfinite_told = False
-        self._far = int(run.get("far_values", 0))
-        self._env_restarts = int(run.get("env_restarts", 0))
-        self._frames = int(run.get("env_frames", 0))
-        self._trained = int(run.get("trained_steps", 0))
         self._episode_stats: dict[str, deque[float]] = {}
         self._games = int(run.get("run_episodes", 0))
-        self._compared = int(run.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Take finished episodes, whole games with several agents; each counts for the policy that
@@ -155,12 +160,12 @@ class RunStatistics:
         """Take the finished evaluations of all policies."""
         for group, policy in zip(self._graph.groups, self.policies, strict=True):
             if group.evaluations is not None:
-                policy.evaluations.take(group.evaluations.take())
+                policy.take_evaluations(group.evaluations.take())
 
     @property
     def evaluation_waits(self) -> bool:
         """Whether there is an evaluation that has not been reported."""
-        return any(policy.evaluations.waits for policy in self.policies)
+        return any(policy.evaluations for policy in self.policies)
 
     @property
     def return_mean(self) -> float | None:
@@ -176,16 +181,10 @@ class RunStatistics:
     def state(self, policy: PolicyStatistics) -> dict[str, Any]:
         """Return the plain values that a checkpoint of one policy stores."""
         return {
-            "restarts": self._restarts_so_far(),
+            **{name: self._so_far(name) for name in KEPT},
             "restarts_by_role": self._by_role(),
-            "nonfinite_steps": self._nonfinite_so_far(),
-            "far_values": self._far_so_far(),
-            "env_restarts": self._env_restarts_so_far(),
-            "env_frames": self._frames + int(self._total("env_frames")),
-            "trained_steps": self._trained + int(self._total("trained_steps")),
             "run_episodes": self.episodes,
             **policy.after(self._waiting_of(policy)).state(),
-            **self._checks(),
         }
 
     def _waiting_of(self, policy: PolicyStatistics) -> list[_Part]:
@@ -210,18 +209,18 @@ class RunStatistics:
         scalars = {
             "env_steps": float(progress.env_steps),
             "wall_s": progress.wall_s,
-            "env_frames": float(self._frames + self._total("env_frames")),
+            "env_frames": float(self._so_far("env_frames")),
             "frames_per_s": frames_10s,
             "frames_per_s_10s": frames_10s,
             "frames_per_s_60s": frames_60s,
             "env_steps_per_s": steps_10s,
             "trained_per_s": trained_10s,
             "episodes": float(self.episodes),
-            "restarts": float(self._restarts_so_far()),
+            "restarts": float(self._so_far("restarts")),
             **{f"restarts_{role}": float(count) for role, count in self._by_role().items()},
-            "nonfinite_steps": float(self._nonfinite_so_far()),
-            "far_values": float(self._far_so_far()),
-            "env_restarts": float(self._env_restarts_so_far()),
+            "nonfinite_steps": float(self._so_far("nonfinite_steps")),
+            "far_values": float(self._so_far("far_values")),
+            "env_restarts": float(self._so_far("env_restarts")),
             "updates": float(self._updates_so_far()),
             "skipped_updates": float(self._skipped_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
@@ -242,7 +241,7 @@ class RunStatistics:
         elapsed = max(1e-9, (self._ended or monotonic()) - self._started)
         measured: dict[str, Any] = {
             "env_steps": self._graph.progress.env_steps,
-            "env_frames": self._frames + int(self._total("env_frames")),
+            "env_frames": self._so_far("env_frames"),
             "wall_s": self._graph.progress.wall_s,
             "frames_per_s": self._total("env_frames") / elapsed,
             "env_steps_per_s": self._total("env_steps") / elapsed,
@@ -251,11 +250,11 @@ class RunStatistics:
             "skipped_updates": self._skipped_so_far(),
             **self._checks(),
             "episodes": self.episodes,
-            "restarts": self._restarts_so_far(),
+            "restarts": self._so_far("restarts"),
             "restarts_by_role": self._by_role(),
-            "nonfinite_steps": self._nonfinite_so_far(),
-            "far_values": self._far_so_far(),
-            "env_restarts": self._env_restarts_so_far(),
+            "nonfinite_steps": self._so_far("nonfinite_steps"),
+            "far_values": self._so_far("far_values"),
+            "env_restarts": self._so_far("env_restarts"),
             **return_summary(self.policies),
         }
         if len(self.policies) == 1:
@@ -278,24 +277,15 @@ class RunStatistics:
     def _total(self, name: str) -> float:
         return self._graph.total(name)
 
-    def _restarts_so_far(self) -> int:
-        return self._restarts + int(self._graph.counters.total("restarts"))
+    def _so_far(self, name: str) -> int:
+        """Return the total of one of the counters `KEPT`, also in earlier runs of the folder."""
+        every = self._graph.counters.total if name in ALSO_OF_EVALUATORS else self._graph.total
+        return self._before[name] + int(every(name))
 
     def _by_role(self) -> dict[str, int]:
         """Restarts of the workers of each role so far, also in earlier runs of the folder."""
         before, now = self._restarts_by_role, self._graph.restarts()
         return {role: before.get(role, 0) + now.get(role, 0) for role in sorted({*before, *now})}
-
-    def _env_restarts_so_far(self) -> int:
-        return self._env_restarts + int(self._graph.counters.total("env_restarts"))
-
-    def _nonfinite_so_far(self) -> int:
-        """Return the number of env steps dropped because of values that are not finite."""
-        return self._nonfinite + int(self._total("nonfinite_steps"))
-
-    def _far_so_far(self) -> int:
-        """Return the number of rewards and numbers of observations that were far beyond others."""
-        return self._far + int(self._total("far_values"))
 
     def first_nonfinite(self) -> str | None:
         """Return a message about the first value that was not finite since the run began or was
@@ -319,7 +309,7 @@ class RunStatistics:
 
     def _checks(self) -> dict[str, int]:
         """Return how often the ranks have compared their states (only DD-PPO with --debug)."""
-        compared = self._compared + int(self._total("checksums_compared"))
+        compared = self._so_far("checksums_compared")
         return {"checksums_compared": compared} if compared else {}
 
     def _from_datasets(self) -> dict[str, float]:
