@@ -27,7 +27,7 @@ from torch import Tensor
 import sampleforge as sf
 from sampleforge.algorithms.experience import Experience
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.losses import AutogradLoss
+from sampleforge.algorithms.losses import Loss
 from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
@@ -49,7 +49,7 @@ class A2cConfig(SlotsRunConfig):
     """Weight of the policy's entropy, which keeps it from becoming certain too early."""
 
 
-class A2cLoss(AutogradLoss):
+class A2cLoss(Loss):
     """-A log pi(a) - c H(pi) + (V - R)^2 / 2, with the returns R and advantages A = R - V that
     `prepare` computes once per batch."""
 

@@ -9,7 +9,6 @@ other numbers needs another graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +20,8 @@ MOST = 4
 memory of its work."""
 
 Outputs = dict[str, torch.Tensor]
+_Graph = tuple[Any, Callable[[], None], Outputs]
+"""The inputs that stay in place, the function that repeats the work, and its results."""
 
 
 class Graphs(Protocol):
@@ -53,13 +54,6 @@ class CudaGraphs:
         return graph.replay, results
 
 
-@dataclass(frozen=True)
-class _Captured:
-    inputs: Any
-    replay: Callable[[], None]
-    outputs: Outputs
-
-
 class CapturedWork:
     """``work(inputs)`` from a graph, if the inputs have the same shapes as those before.
 
@@ -86,7 +80,7 @@ class CapturedWork:
         self._in_place = in_place
         self._valid_for: Hashable = None
         self._seen: set[Hashable] = set()  # shapes: all in place, else those of the latest inputs
-        self._captured: dict[Hashable, _Captured] = {}  # the graph that was used last at the end
+        self._captured: dict[Hashable, _Graph] = {}  # the graph that was used last at the end
 
     def __call__(self, inputs: Any) -> Outputs:
         """Return what ``work`` returns for ``inputs``."""
@@ -107,17 +101,17 @@ class CapturedWork:
             captured = self._capture(inputs)
         self._captured[shapes] = captured
         if not self._in_place:
-            for place, value in zip(tensors_of(captured.inputs), values, strict=True):
+            for place, value in zip(tensors_of(captured[0]), values, strict=True):
                 place.copy_(value, non_blocking=True)
-        captured.replay()
-        return captured.outputs
+        _, replay, outputs = captured
+        replay()
+        return outputs
 
-    def _capture(self, inputs: Any) -> _Captured:
+    def _capture(self, inputs: Any) -> _Graph:
         while len(self._captured) >= MOST and not self._in_place:
             del self._captured[next(iter(self._captured))]
         places = inputs if self._in_place else mapped(inputs, _copy)
-        replay, outputs = self._graphs.record(lambda: self._work(places))
-        return _Captured(places, replay, outputs)
+        return places, *self._graphs.record(lambda: self._work(places))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,8 +38,10 @@ class MinibatchLosses(Protocol):
 
 
 class Loss:
-    """The base of a loss of rollouts, with its settings. What a subclass does not override stands
-    for: single steps, nothing scheduled, nothing that can change, nothing to prepare."""
+    """The base of a loss of rollouts, with its settings: a function of a minibatch, which autograd
+    differentiates, or, with another `of_minibatches`, gradients that it computes itself. What a
+    subclass does not override stands for: single steps, nothing scheduled, nothing that can change,
+    nothing to prepare."""
 
     @property
     def looks_along_time(self) -> bool:
@@ -65,31 +67,12 @@ class Loss:
         """Return the experience with the columns that are computed once per batch."""
         return experience
 
-    def of_minibatches(
-        self,
-        model: Any,
-        experience: Experience,
-        minibatches: Minibatches,
-        passes: ActorCriticPasses | None,
-        precision: str,
-        gather: Gather = alone,
-    ) -> MinibatchLosses:
-        """Return this loss of the minibatches of an experience that `prepare` has returned.
-
-        ``passes``: those of ``model`` by hand, if there are any. ``precision``: see
-        `sampleforge.models.forward.autocast`. ``gather`` connects the learners that share a
-        minibatch."""
-        raise NotImplementedError
-
-
-class AutogradLoss(Loss):
-    """The base of a loss that is a function of a minibatch, which autograd differentiates."""
-
     def __call__(
         self, model: Any, experience: Experience, gather: Gather
     ) -> tuple[Tensor, Tensors]:
-        """Return the loss [] of a minibatch, and metrics [] to report beside it. All are means over
-        the steps that count (`Experience.counts`; 0 if there is none), but those of `MAXIMA`.
+        """Return the loss [] of a minibatch, which autograd differentiates, and metrics [] to
+        report beside it. All are means over the steps that count (`Experience.counts`; 0 if there
+        is none), but those of `MAXIMA`.
 
         If several learners share a minibatch, means are over the part that ``experience`` is;
         ``gather`` collects what must be known of the other parts."""
@@ -104,16 +87,21 @@ class AutogradLoss(Loss):
         precision: str,
         gather: Gather = alone,
     ) -> MinibatchLosses:
-        """Return this loss of the minibatches, one by one."""
+        """Return this loss of the minibatches of an experience that `prepare` has returned; here
+        one by one, by autograd.
+
+        ``passes``: those of ``model`` by hand, if there are any. ``precision``: see
+        `sampleforge.models.forward.autocast`. ``gather`` connects the learners that share a
+        minibatch."""
         return _OneByOne(self, model, experience, minibatches, precision, gather)
 
 
 class _OneByOne:
-    """The `MinibatchLosses` of an `AutogradLoss`."""
+    """The `MinibatchLosses` by autograd."""
 
     def __init__(
         self,
-        loss: AutogradLoss,
+        loss: Loss,
         model: Any,
         experience: Experience,
         minibatches: Minibatches,

@@ -18,8 +18,8 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.dataset import StoredEpisode, open_dataset
-from sampleforge.ops.advantage_weighting import returns_to_go
 from sampleforge.ops.far_values import TypicalSize, bound_rewards
+from sampleforge.ops.returns import returns_to_go
 from sampleforge.ops.running_stats import Gather
 from sampleforge.rollouts.batch_source import BatchSource, Taken
 from sampleforge.shared.counters import Progress

@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from sampleforge.algorithms.experience import experience_of
 from sampleforge.algorithms.ppo import learner as ppo_learner
 from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.update_kl import KL_STEPS, UpdateKl
+from sampleforge.algorithms.ppo.update_kl import KL_STEPS, kl_of_update
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.ops.schedules import MAX_LEARNING_RATE, MIN_LEARNING_RATE
@@ -153,7 +153,7 @@ def test_the_kl_over_ranks_is_the_mean_over_their_rows() -> None:
 
     for each in (batch, small):
         experience = experience_of(each, chosen, 0)
-        UpdateKl(learner.model, experience, torch.Generator()).measure(learner.model, gather)
+        kl_of_update(learner.model, experience, torch.Generator())(gather)
     assert weights[0] == pytest.approx(int(batch.valid.sum()), rel=0.1)
     assert weights[1] == pytest.approx(int(small.valid.sum()), rel=0.1)
 
@@ -163,8 +163,8 @@ def test_the_kl_is_nan_without_a_valid_step() -> None:
     learner, batch = learner_of(chosen), one_batch(chosen)
     nothing = dataclasses.replace(batch, valid=torch.zeros_like(batch.valid))
     experience = experience_of(nothing, chosen, 0)
-    change = UpdateKl(learner.model, experience, torch.Generator())
-    assert change.measure(learner.model, lambda x: x.unsqueeze(0)).isnan()
+    measure = kl_of_update(learner.model, experience, torch.Generator())
+    assert measure(lambda x: x.unsqueeze(0)).isnan()
 
 
 # ---- KL of distributions ----

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.ops.advantage_weighting import (
+from sampleforge.ops.returns import (
     advantage_weights,
     moving_square,
     returns_to_go,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import Tensors
-from sampleforge.algorithms.losses import AutogradLoss
+from sampleforge.algorithms.losses import Loss
 from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.actor_critic import ActorCritic
@@ -41,8 +41,10 @@ def literal_terms(
     return {**terms, "loss": loss}
 
 
-class LiteralLoss(AutogradLoss, AppoLoss):  # type: ignore[misc]
+class LiteralLoss(AppoLoss):
     """`AppoLoss` of a minibatch, by autograd of `literal_terms`."""
+
+    of_minibatches = Loss.of_minibatches  # type: ignore[assignment]
 
     def __call__(
         self, model: ActorCritic, experience: Experience, gather: Gather = alone

@@ -20,12 +20,12 @@ from sampleforge.algorithms.marwil.config import ImitationConfig
 from sampleforge.data.stored_steps import Mixture, StoredBatch
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import autocast
-from sampleforge.ops.advantage_weighting import (
+from sampleforge.ops.masked import masked_mean, valid_total, value_moments
+from sampleforge.ops.returns import (
     advantage_weights,
     moving_square,
     weighted_imitation_loss,
 )
-from sampleforge.ops.masked import masked_mean, valid_total, value_moments
 
 LEAST_SPREAD = 0.1
 """The unit of values is at least this fraction of the returns' root mean square, because returns
@@ -52,7 +52,7 @@ def imitation_loss(
 
     With an ``advantage_exponent`` of 0 the loss is that of behaviour cloning, -mean log pi(a|s),
     and the value function is not learned, so that it changes nothing. Otherwise it is the weighted
-    one of `sampleforge.ops.advantage_weighting`, plus the value function's squared error in units
+    one of `sampleforge.ops.returns`, plus the value function's squared error in units
     of the model's ``value_scale``."""
     mask, total = batch.mask, valid_total(batch.mask)
     state = batch.return_to_go.new_zeros(mask.shape[1], model.state_size)

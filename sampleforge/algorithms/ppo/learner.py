@@ -1,12 +1,9 @@
-"""The gradient steps of an update as one graph; see `sampleforge.algorithms.captured`.
-
-The learner of an actor-critic policy, as an object without a process.
-"""
+"""The learner of an actor-critic policy, as an object without a process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,7 +27,7 @@ from sampleforge.algorithms.learning import (
     to_floats,
 )
 from sampleforge.algorithms.losses import MAXIMA, Loss
-from sampleforge.algorithms.ppo.update_kl import UpdateKl
+from sampleforge.algorithms.ppo.update_kl import kl_of_update
 from sampleforge.algorithms.return_scale import ReturnScale
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
@@ -48,69 +45,13 @@ LEARNER_HYPERPARAMETERS = (
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """The steps of an update: the ``experience``, and for each epoch the ``order`` (int64 [epochs,
-    n]) of its columns or of its single steps; n = 0: each minibatch is the whole experience.
-    ``rate`` (float32 []) is the learning rate."""
+    """The steps of an update that is taken as one graph: the ``experience``, and for each epoch the
+    ``order`` (int64 [epochs, n]) of its columns or of its single steps; n = 0: each minibatch is
+    the whole experience. ``rate`` (float32 []) is the learning rate."""
 
     experience: Experience
     order: torch.Tensor
     rate: torch.Tensor
-
-    def minibatches(self, size: int, *, whole_rows: bool) -> Minibatches:
-        """Return the minibatches of ``size`` env steps, as `minibatch_positions` draws them."""
-        per = size // self.experience.reward.shape[0] if whole_rows else size
-        drawn: list[torch.Tensor | None] = []
-        for order in self.order.unbind():
-            drawn += torch.split(order, per) if len(order) else [None]
-        return Minibatches(drawn, self.experience, whole_rows=whole_rows)
-
-
-class GraphedSteps:
-    """Takes all steps of an update as one graph. ``learn(experience, minibatches, rate)`` takes
-    them and returns their metrics; ``fixed()``: the hyperparameters, which are fixed in a graph."""
-
-    def __init__(
-        self,
-        learn: Callable[[Experience, Minibatches, torch.Tensor], Outputs],
-        graphs: Graphs,
-        fixed: Callable[[], Hashable],
-    ) -> None:
-        self._learn = learn
-        self._captured = CapturedWork(self._take, graphs, fixed)
-
-    def __call__(
-        self,
-        experience: Experience,
-        rate: float,
-        generator: torch.Generator,
-        *,
-        epochs: int,
-        size: int,
-        whole_rows: bool,
-    ) -> tuple[int, Outputs]:
-        """Take the steps of all minibatches, in an order that ``generator`` draws; return their
-        number and their metrics."""
-        self._size, self._whole_rows = size, whole_rows
-        rollout, rows = experience.reward.shape
-        device = experience.reward.device
-        count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
-        if size >= rollout * rows and whole_rows:
-            count, per = 0, 1
-        on_host = torch.empty((epochs, count), dtype=torch.int64)
-        for order in on_host if count else ():
-            order.copy_(torch.randperm(count, generator=generator))
-        if device.type == "cuda":
-            on_host = on_host.pin_memory()
-        drawn = DrawnSteps(
-            experience,
-            on_host.to(device, non_blocking=True),
-            torch.full((), rate, device=device),
-        )
-        return epochs * max(1, math.ceil(count / per)), self._captured(drawn)
-
-    def _take(self, drawn: DrawnSteps) -> Outputs:
-        minibatches = drawn.minibatches(self._size, whole_rows=self._whole_rows)
-        return self._learn(drawn.experience, minibatches, drawn.rate)
 
 
 class PpoLearner(GradientLearner[Any, LearnerConfig]):
@@ -142,7 +83,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(place.seed)  # minibatch order
         self._return_scale = ReturnScale(config.gamma, place.device)
-        self._graphed: GraphedSteps | None = None
+        self._graphed: CapturedWork | None = None
         self._loads = 0  # each puts the optimiser's state in another place
 
     def update(self, batch: Batch, progress: float) -> Update:
@@ -170,16 +111,15 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             self.model.rescale_values(scale)
         counts["value_scale"] = self.model.value_scale
         self.model.train()
-        adapts, change = self._config.lr_schedule == "kl_adaptive", None
+        adapts, measure = self._config.lr_schedule == "kl_adaptive", None
         with autocast(self._device, self._precision):
             if adapts:
-                change = UpdateKl(self.model, experience, self._generator, self._share)
+                measure = kl_of_update(self.model, experience, self._generator, self._share)
             experience = self._loss.prepare(self.model, experience)
         count, metrics_of_steps = self._learn(experience)
-        if change is not None:
+        if measure is not None:
             with autocast(self._device, self._precision):
-                kl = change.measure(self.model, self.averaging.all_gather)
-            metrics_of_steps["update_kl"] = kl
+                metrics_of_steps["update_kl"] = measure(self.averaging.all_gather)
         metrics = to_floats({**metrics_of_steps, **counts})
         steps = count - int(metrics["empty_minibatches"])
         self.version -= count - steps
@@ -231,27 +171,52 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             del rest["learning_rate"]
             return self._loads, tuple(rest.items())
 
-        self._graphed = GraphedSteps(self._take_steps, graphs, fixed)
+        def take(drawn: DrawnSteps) -> Outputs:
+            return self._take_steps(drawn.experience, self._minibatches_of(drawn), drawn.rate)
+
+        self._graphed = CapturedWork(take, graphs, fixed)
 
     def _learn(self, experience: Experience) -> tuple[int, Tensors]:
         """Take all gradient steps of an update; return their number and the metrics of all
         together. The version counts all of them; `update` subtracts the empty minibatches once
         their number is known."""
-        size, rate = self._minibatch_size(experience), self._learning_rate
         if self._graphed is None:
-            minibatches = self._minibatches(experience, size)
+            minibatches, rate = self._minibatches(experience), self._learning_rate
             count, metrics = len(minibatches), self._take_steps(experience, minibatches, rate)
         else:
-            count, metrics = self._graphed(
-                experience,
-                rate,
-                self._generator,
-                epochs=self._num_epochs,
-                size=size,
-                whole_rows=self._whole_rows,
-            )
+            drawn = self._draw(experience)
+            size = self._minibatch_length(experience)
+            count = self._num_epochs * max(1, math.ceil(drawn.order.shape[1] / size))
+            metrics = self._graphed(drawn)
         self.version += count
         return count, metrics
+
+    def _draw(self, experience: Experience) -> DrawnSteps:
+        """Return the steps of all minibatches, in the order in which `minibatch_positions` would
+        draw them."""
+        rollout, rows = experience.reward.shape
+        device, count = experience.reward.device, rows if self._whole_rows else rollout * rows
+        if self._whole_rows and self._minibatch_size(experience) >= rollout * rows:
+            count = 0
+        on_host = torch.empty((self._num_epochs, count), dtype=torch.int64)
+        for order in on_host if count else ():
+            order.copy_(torch.randperm(count, generator=self._generator))
+        if device.type == "cuda":
+            on_host = on_host.pin_memory()
+        rate = torch.full((), self._learning_rate, device=device)
+        return DrawnSteps(experience, on_host.to(device, non_blocking=True), rate)
+
+    def _minibatches_of(self, drawn: DrawnSteps) -> Minibatches:
+        """Return the minibatches of steps that were drawn."""
+        size, parts = self._minibatch_length(drawn.experience), list[torch.Tensor | None]()
+        for order in drawn.order.unbind():
+            parts += torch.split(order, size) if len(order) else [None]
+        return Minibatches(parts, drawn.experience, whole_rows=self._whole_rows)
+
+    def _minibatch_length(self, experience: Experience) -> int:
+        """Return how many columns, or single steps, a minibatch has."""
+        size = self._minibatch_size(experience)
+        return size // experience.reward.shape[0] if self._whole_rows else size
 
     @property
     def _whole_rows(self) -> bool:
@@ -262,8 +227,9 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         whole = experience.reward.numel() * self._share.learners
         return self._config.minibatch_size or self._batch_size or whole
 
-    def _minibatches(self, experience: Experience, size: int) -> Minibatches:
+    def _minibatches(self, experience: Experience) -> Minibatches:
         """Return the minibatches of all epochs."""
+        size = self._minibatch_size(experience)
         drawn = [
             positions
             for _ in range(self._num_epochs)

@@ -1,10 +1,6 @@
 """The loss of asynchronous PPO (Petrenko et al. 2020, arXiv 2006.11751): advantages and value
-targets, and the gradient of all minibatches of an update. Its terms are in
-`sampleforge.algorithms.ppo.terms`.
-
-The passes of an actor-critic on minibatches: forward to its outputs, and backward from their
-gradients, by autograd or by hand.
-"""
+targets, the gradient of all minibatches of an update, and the passes of the network from and to its
+outputs, by autograd or by hand. Its terms are in `sampleforge.algorithms.ppo.terms`."""
 
 from __future__ import annotations
 

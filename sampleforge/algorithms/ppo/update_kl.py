@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from sampleforge.algorithms.experience import WHOLE, Experience, Share, part_of_minibatch
@@ -13,42 +15,40 @@ KL_STEPS = 512
 """Size of the sample that is taken of a larger batch, in env steps. The KL is exact at each."""
 
 
-class UpdateKl:
-    """Measures KL(policy before the update, policy after it), the mean over a sample of the batch's
-    valid steps. It takes two forward passes without gradient and does not wait for the device.
+def kl_of_update(
+    model: ActorCritic,
+    experience: Experience,
+    generator: torch.Generator,
+    share: Share = WHOLE,
+) -> Callable[[Gather], torch.Tensor]:
+    """Record the policy of ``model`` before an update, and return the function that measures
+    KL(policy before the update, policy now) after it, given the gather over all ranks: the mean
+    over a sample of the batch's valid steps, each of which stands for the rows of its rank; NaN if
+    no step is valid. It takes two forward passes without gradient and does not wait for the device.
 
     `approx_kl` is another quantity, the KL to the behaviour policy. It is measured before each
     gradient step: with one step per batch it does not see the update at all, and in asynchronous
     runs it is mostly the policy lag.
-    """
 
-    def __init__(
-        self,
-        model: ActorCritic,
-        experience: Experience,
-        generator: torch.Generator,
-        share: Share = WHOLE,
-    ) -> None:
-        """Record the policy before the update. ``generator``, on the host, chooses the sample of
-        the whole batch, of which the experience is this learner's ``share``.
-        Ranks compare their generators, so each call draws the same amount, whatever the size of the
-        batch."""
-        draws = torch.rand(KL_STEPS, generator=generator)
-        self._sample, self._stands_for = _sample(experience, model.state_size > 0, draws, share)
-        self._before = _parameters(model, self._sample)
+    ``generator``, on the host, chooses the sample of the whole batch, of which the experience is
+    this learner's ``share``. Ranks compare their generators, so each call draws the same amount,
+    whatever the size of the batch."""
+    draws = torch.rand(KL_STEPS, generator=generator)
+    sample, stands_for = _sample(experience, model.state_size > 0, draws, share)
+    before = _parameters(model, sample)
 
-    def measure(self, model: ActorCritic, gather: Gather) -> torch.Tensor:
-        """Return the KL after the update, over all ranks' samples, each of which stands for the
-        rows of its rank; NaN if no step is valid."""
-        sample, after = self._sample, _parameters(model, self._sample)
+    def measure(gather: Gather) -> torch.Tensor:
         rollout = sample.reward.shape[0]
         obs = {name: leaf[:rollout] for name, leaf in sample.obs.items()}
-        moved = model.distribution(self._before, obs).kl(model.distribution(after, obs))
-        total = sample.counts.sum().double() * self._stands_for
+        after = model.distribution(_parameters(model, sample), obs)
+        moved = model.distribution(before, obs).kl(after)
+        total = sample.counts.sum().double() * stands_for
         own = torch.stack((masked_mean(moved, sample.counts) * total, total))
         sums, totals = gather(own).sum(0)
         kl: torch.Tensor = sums / totals
         return kl.clamp(min=0.0)  # rounding can make a KL near 0 negative
+
+    return measure
 
 
 def _sample(

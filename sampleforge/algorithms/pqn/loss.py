@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algorithms.experience import Experience
 from sampleforge.algorithms.learning import Tensors, changed, values
-from sampleforge.algorithms.losses import AutogradLoss
+from sampleforge.algorithms.losses import Loss
 from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.masked import masked_mean, valid_total, value_moments
@@ -22,7 +22,7 @@ from sampleforge.spec import ACTION
 HYPERPARAMETERS = ("return_lambda",)
 
 
-class PqnLoss(AutogradLoss):
+class PqnLoss(Loss):
     """The loss: half the squared difference of Q(o_t, a_t) and the lambda-return
 
         G_t = r_t + gamma * ((1 - lambda) * max_a Q(o_{t+1}, a) + lambda * G_{t+1}),

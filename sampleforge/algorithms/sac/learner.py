@@ -1,11 +1,7 @@
-"""The losses of soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905).
+"""The losses of soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905), their gradients by
+hand, and the learner, as an object without a process: a sample in, metrics and errors out.
 
 Actions are in units of their bounds, -1 to 1, and so are their densities.
-
-The gradients of soft actor-critic by hand.
-
-The learner of soft actor-critic, as an object without a process: a sample in, metrics and errors
-out.
 """
 
 from __future__ import annotations
@@ -17,8 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sampleforge.algorithms.critics_learner import HYPERPARAMETERS, CriticsLearner, Drawing
-from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
+from sampleforge.algorithms.critics_learner import (
+    HYPERPARAMETERS,
+    CriticsLearner,
+    CriticsPasses,
+    Drawing,
+    PolicyPasses,
+)
 from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.config import SacLossConfig

@@ -1,7 +1,5 @@
-"""The gradients of TD3 by hand.
-
-The learner of TD3, as an object without a process: a sample in, metrics and errors out.
-"""
+"""The learner of TD3, as an object without a process: a sample in, metrics and errors out; and its
+gradients by hand."""
 
 from __future__ import annotations
 
@@ -13,10 +11,11 @@ from torch import Tensor
 from sampleforge.algorithms.critics_learner import (
     HYPERPARAMETERS,
     CriticsLearner,
+    CriticsPasses,
     Drawing,
+    PolicyPasses,
     flat_data,
 )
-from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.models.actor_critic import ActorCritic

@@ -13,9 +13,7 @@ rho_t = prod_{k <= t} pi(a_k|s_k) / mu(a_k|s_k):
 
 All but the weighted one are unbiased; the weighted one is biased, converges to the truth, and
 varies less. Each is a ratio of sums over episodes, sum_i x_i / sum_i y_i (y_i = 1 for means), and
-that is what intervals are computed of.
-
-The figure of `sampleforge estimate`: each estimate with its interval.
+that is what intervals are computed of. `draw_estimates` draws each with its interval.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,11 +73,6 @@ class Stretch:
         elif self.settings and self.settings[-1].values == values:
             return
         self.settings.append(MemberSetting(env_steps, values, tuple(mutated)))
-
-    def values_at(self, env_steps: float) -> Mapping[str, float]:
-        """Return the hyperparameters at ``env_steps``: those before a change that is made then."""
-        later = bisect_left([setting.env_steps for setting in self.settings[1:]], env_steps)
-        return self.settings[later].values if self.settings else {}
 
 
 class History:
