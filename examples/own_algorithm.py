@@ -32,7 +32,6 @@ from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.masked import masked_mean, valid_total
-from sampleforge.ops.returns import gae
 from sampleforge.ops.running_stats import Gather
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
@@ -61,23 +60,9 @@ class A2cLoss(Loss):
         """Return the experience with advantages and returns, and without the last observation."""
         last = {name: leaf[-1] for name, leaf in experience.obs.items()}
         after = model.step(last, experience.state, experience.is_first[-1]).values
-        values = torch.cat([experience.value, after.unsqueeze(0)])
-        advantages = gae(
-            experience.reward,
-            experience.value,
-            experience.next_values(values),
-            experience.terminated,
-            experience.trace_cut,
-            self._config.gamma,
-            1.0,
-        )
-        return dataclasses.replace(
-            experience,
-            obs={name: leaf[:-1] for name, leaf in experience.obs.items()},
-            is_first=experience.is_first[:-1],
-            advantages=advantages,
-            targets=advantages + experience.value,
-        )
+        advantages = experience.advantages_at_sampling(after, self._config.gamma, 1.0)
+        returns = advantages + experience.value
+        return experience.without_last_observation(advantages=advantages, targets=returns)
 
     def __call__(
         self, model: ActorCritic, experience: Experience, gather: Gather

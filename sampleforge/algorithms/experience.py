@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sampleforge.algorithms.config import LearnerConfig
-from sampleforge.ops.returns import learned_rewards
+from sampleforge.ops.returns import gae, learned_rewards
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.slots import NOT_TAKEN
@@ -148,6 +148,26 @@ class Experience:
         if self.final_value is None:
             return values[1:]
         return torch.where(self.truncated, self.final_value, values[1:])
+
+    def advantages_at_sampling(self, last_value: Tensor, gamma: float, lam: float) -> Tensor:
+        """Return the generalised advantage estimates [T, B] from the values by the behaviour
+        policy. ``last_value`` [B]: that of the last observation."""
+        values = torch.cat((self.value, last_value.unsqueeze(0)))
+        return gae(
+            self.reward,
+            self.value,
+            self.next_values(values),
+            self.terminated,
+            self.trace_cut,
+            gamma,
+            lam,
+        )
+
+    def without_last_observation(self, **columns: Any) -> Experience:
+        """Return the experience with these ``columns``, and with T time steps in all others."""
+        rollout = self.reward.shape[0]
+        obs = {name: leaf[:rollout] for name, leaf in self.obs.items()}
+        return replace(self, obs=obs, is_first=self.is_first[:rollout], **columns)
 
 
 _COLUMNS = (

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.experience import Experience
-from sampleforge.ops.returns import gae
 from sampleforge.ops.running_stats import Gather, Moments, alone, merge, over_ranks, row_moments
 
 HORIZON = 100
@@ -138,15 +137,4 @@ def sampled_returns(
     there the value predicted at sampling. ``last_value`` [B]: that of the last observation. If it
     was not recorded (None), the value of the observation before is used in its place."""
     last = experience.value[-1] if last_value is None else last_value
-    values = torch.cat((experience.value, last.unsqueeze(0)))
-    next_values = experience.next_values(values)
-    advantages = gae(
-        experience.reward,
-        experience.value,
-        next_values,
-        experience.terminated,
-        experience.trace_cut,
-        gamma,
-        1.0,
-    )
-    return advantages + experience.value
+    return experience.advantages_at_sampling(last, gamma, 1.0) + experience.value

@@ -84,13 +84,6 @@ class DirectActing:
         self._sampler = _sampler(model, generator)
         self._noise = noise
 
-    @classmethod
-    def of(
-        cls, model: ActorCritic, generator: torch.Generator, noise: CorrelatedNoise | None
-    ) -> DirectActing | None:
-        """Return what acts with ``model``; None if the model is of another kind."""
-        return cls(model, generator, noise) if has_pass(model) else None
-
     def follow(self) -> None:
         """Take over the weights of the model."""
         self._pass.follow()
@@ -303,7 +296,7 @@ def sampling(
     if noise_correlation and network.layout.num_boxes:
         size = network.layout.num_boxes
         noise = CorrelatedNoise(noise_correlation, place.num_rows, size, generator)
-    if place.is_plain:
-        direct = DirectActing.of(network, generator, noise)
+    if place.is_plain and has_pass(network):
+        direct = DirectActing(network, generator, noise)
     choose = Stochastic(generator, noise)
     return Acting(network, weights, place, choose, actor_critic_columns, direct=direct)

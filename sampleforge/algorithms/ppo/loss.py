@@ -21,7 +21,7 @@ from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses
 from sampleforge.ops.masked import normalise_rows
 from sampleforge.ops.policy_terms import ActionColumns, PolicyTerms, action_columns
-from sampleforge.ops.returns import gae, vtrace
+from sampleforge.ops.returns import vtrace
 from sampleforge.ops.running_stats import Gather, alone, row_moments
 from sampleforge.ops.schedules import linear
 from sampleforge.spec import ACTION_MASK
@@ -92,25 +92,12 @@ class AppoLoss(Loss):
         and targets), without those that only this computation needs."""
         if self._config.advantage == "vtrace":
             return experience
-        last_values = _last_values(model, experience)
-        values = torch.cat([experience.value, last_values.unsqueeze(0)])
-        advantages = gae(
-            experience.reward,
-            experience.value,
-            experience.next_values(values),
-            experience.terminated,
-            experience.trace_cut,
-            self._gamma,
-            self._config.gae_lambda,
+        last_value = _last_values(model, experience)
+        advantages = experience.advantages_at_sampling(
+            last_value, self._gamma, self._config.gae_lambda
         )
-        rollout = experience.reward.shape[0]
-        return replace(
-            experience,
-            obs={name: leaf[:rollout] for name, leaf in experience.obs.items()},
-            is_first=experience.is_first[:rollout],
-            advantages=advantages,
-            targets=advantages + experience.value,
-        )
+        targets = advantages + experience.value
+        return experience.without_last_observation(advantages=advantages, targets=targets)
 
     def of_minibatches(
         self,

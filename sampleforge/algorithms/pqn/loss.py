@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from sampleforge.algorithms.losses import Loss
 from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.masked import masked_mean, valid_total, value_moments
-from sampleforge.ops.returns import gae
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.spec import ACTION
 
@@ -51,24 +50,11 @@ class PqnLoss(Loss):
     def prepare(self, model: QNetwork, experience: Experience) -> Experience:
         """Return the experience with the returns as ``targets``, without what only they need."""
         assert self._config.return_lambda is not None, "resolve_defaults comes first"
-        own = torch.cat([experience.value, _last_values(model, experience).unsqueeze(0)])
         # A lambda-return is the value plus the sum of discounted TD errors that GAE computes.
-        returns = experience.value + gae(
-            experience.reward,
-            experience.value,
-            experience.next_values(own),
-            experience.terminated,
-            experience.trace_cut,
-            self._gamma,
-            self._config.return_lambda,
+        returns = experience.value + experience.advantages_at_sampling(
+            _last_values(model, experience), self._gamma, self._config.return_lambda
         )
-        rollout = experience.reward.shape[0]
-        return replace(
-            experience,
-            obs={name: leaf[:rollout] for name, leaf in experience.obs.items()},
-            is_first=experience.is_first[:rollout],
-            targets=returns,
-        )
+        return experience.without_last_observation(targets=returns)
 
     def __call__(
         self, model: QNetwork, experience: Experience, gather: Gather = alone
