@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import tyro
 
@@ -42,19 +42,13 @@ def _sweep(folders: Sequence[Path], out: Path) -> None:
     draw_sweep(picture(folders[0]), out)
 
 
-class Figure(NamedTuple):
-    """A figure of one folder: the file by which the folder is recognised, and what draws it."""
-
-    file: str
-    draw: Callable[[Sequence[Path], Path], None]
-
-
 FIGURES = {
-    "lineage": Figure("lineage.jsonl", _lineage),
-    "self-play": Figure("self_play.json", _self_play),
-    "sweep": Figure("study.db", _sweep),
+    "lineage": ("lineage.jsonl", _lineage),
+    "self-play": ("self_play.json", _self_play),
+    "sweep": ("study.db", _sweep),
 }
-"""Name -> figure, in the order in which a folder is tried; `curves` is for any run folder."""
+"""Name -> the file by which a folder is recognised, and what draws it, in the order in which a
+folder is tried; `curves` is for any run folder."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +92,13 @@ def run(args: Sequence[str]) -> int:
     out = check_out(flags.out)
     name: str = flags.figure
     if name == "auto":
-        fitting = [each for each, figure in FIGURES.items() if (folders[0] / figure.file).is_file()]
+        fitting = [each for each, (file, _) in FIGURES.items() if (folders[0] / file).is_file()]
         name = fitting[0] if fitting and len(folders) == 1 else "curves"
     if name == "curves":
         _curves(folders, out, flags)
     else:
         _check(folders, name, flags)
-        FIGURES[name].draw(folders, out)
+        FIGURES[name][1](folders, out)
     print(out)
     return 0
 
@@ -114,9 +108,10 @@ def _check(folders: Sequence[Path], name: str, flags: PlotFlags) -> None:
     of learning curves is given."""
     if len(folders) > 1:
         raise ConfigError(f"--figure {name}: draws one folder, and {len(folders)} were given")
-    if not (folders[0] / FIGURES[name].file).is_file():
+    file, _ = FIGURES[name]
+    if not (folders[0] / file).is_file():
         raise ConfigError(
-            f"--figure {name}: there is no {FIGURES[name].file} in {folders[0]}; leave it out to "
+            f"--figure {name}: there is no {file} in {folders[0]}; leave it out to "
             "draw learning curves"
         )
     for flag in CURVES_ONLY:

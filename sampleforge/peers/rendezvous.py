@@ -13,19 +13,17 @@ import json
 import os
 import secrets
 import socket
-from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sampleforge.config import ConfigError
 from sampleforge.peers.group import RankLost
-from sampleforge.peers.torch_group import Backend, ProcessGroup
+from sampleforge.peers.torch_group import Backend, StoreRendezvous
 from sampleforge.runtime.torchrun import World
 
 if TYPE_CHECKING:
@@ -39,9 +37,9 @@ SHUTDOWN_TIMEOUT = 10.0
 class StartupRendezvous:
     """The rendezvous of the ranks of ``world``: `lead` on rank 0, `follow` on all other ranks.
 
-    Afterwards ``token`` names this round, and `WorldRendezvous.join` forms the group. ``patience``:
-    seconds within which all ranks have to come. Raises ConfigError if the store cannot be made or
-    reached.
+    Afterwards ``token`` names this round, and the rendezvous `of_group` forms the group.
+    ``patience``: seconds within which all ranks have to come. Raises ConfigError if the store
+    cannot be made or reached.
     """
 
     def __init__(self, world: World, patience: float) -> None:
@@ -145,6 +143,14 @@ class StartupRendezvous:
         """Return a new connection to the store, all of whose keys belong to this round."""
         return PrefixStore(self.token, self._open(is_master=False))
 
+    def of_group(self, backend: Backend, timeout: float, device: str) -> StoreRendezvous:
+        """Return the object with which this rank, which learns on ``device``, joins the others'
+        group, once all have come. ``timeout``: see `ProcessGroup`."""
+        rank, size = self.world.rank, self.world.size
+        return StoreRendezvous(
+            self.another_store, rank, size, backend, timeout, device, address=self.address
+        )
+
     def shutdown_barrier(self) -> None:
         """Tell the other ranks that this rank has done its last update. It may disconnect only when
         all ranks have, because its last messages might still be on the way."""
@@ -163,36 +169,6 @@ class StartupRendezvous:
                 self._store.wait(others, limit)
         except dist.DistError:
             return
-
-
-@dataclass(frozen=True)
-class WorldRendezvous:
-    """Joins the group of a `StartupRendezvous`; ``device`` is the one that this rank learns on."""
-
-    rendezvous: StartupRendezvous
-    backend: Backend
-    timeout: float
-    device: str
-
-    @property
-    def rank(self) -> int:
-        return self.rendezvous.world.rank
-
-    @property
-    def size(self) -> int:
-        return self.rendezvous.world.size
-
-    def join(self, generation: int) -> ProcessGroup:
-        """Form the group. Raises RankLost if a rank does not come."""
-        return ProcessGroup(
-            PrefixStore(f"generation {generation}", self.rendezvous.another_store()),
-            self.rank,
-            self.size,
-            backend=self.backend,
-            timeout=self.timeout,
-            address=self.rendezvous.address,
-            device=torch.device(self.device),
-        )
 
 
 def _loopback_listener(world: World) -> int | None:

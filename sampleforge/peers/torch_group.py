@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +39,7 @@ class RendezvousStore:
     def __init__(self) -> None:
         fd = os.memfd_create("sampleforge rendezvous", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, fd)
-        self._path = f"/proc/{os.getpid()}/fd/{fd}"
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
 
     def rendezvous(
         self,
@@ -51,28 +52,33 @@ class RendezvousStore:
     ) -> StoreRendezvous:
         """Return the object with which one rank joins the others; it can be pickled to its process.
         ``timeout`` in seconds."""
-        return StoreRendezvous(self._path, rank, size, backend, timeout, device, member)
+        store = partial(FileStore, self.path)
+        return StoreRendezvous(store, rank, size, backend, timeout, device, member)
 
 
 @dataclass(frozen=True)
 class StoreRendezvous:
-    """Joins one rank to the others through a `RendezvousStore`."""
+    """Joins one rank to the others through the torch store that ``open_store`` connects to; the
+    rest is as for `ProcessGroup`."""
 
-    path: str
+    open_store: Callable[[], Store]
     rank: int
     size: int
     backend: Backend
     timeout: float
     device: str
     member: Member = "rank"
+    address: str = "127.0.0.1"
 
     def join(self, generation: int) -> ProcessGroup:
+        """Form the group. Raises RankLost if a rank does not come."""
         return ProcessGroup(
-            PrefixStore(f"generation {generation}", FileStore(self.path)),
+            PrefixStore(f"generation {generation}", self.open_store()),
             self.rank,
             self.size,
             backend=self.backend,
             timeout=self.timeout,
+            address=self.address,
             device=torch.device(self.device),
             member=self.member,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sampleforge.runtime.imports import import_beside
 from sampleforge.runtime.processes import start_fork_server
@@ -18,34 +18,48 @@ if TYPE_CHECKING:
     from sampleforge.topologies.starts import ResumePoint
 
 
-class Deployment(Protocol):
-    """What differs between a session on one machine and one whose ranks torchrun has started.
+class Deployment:
+    """Where the workers of a session run: here all of them are processes of this machine, or with
+    ``serial`` take turns in this one.
 
-    ``has_workers_here``: some workers run in the session's own process, as they do under torchrun
-    and with --serial. ``by_env_steps``: reports are spaced by env steps, to be deterministic.
+    ``has_workers_here``: some workers run in the session's own process, as they do with --serial
+    and under torchrun. ``by_env_steps``: reports are spaced by env steps, to be deterministic.
     ``shares_memory``: all workers can see the shared memory of the session's process.
     """
 
-    has_workers_here: bool
-    by_env_steps: bool
-    shares_memory: bool
+    shares_memory = True
+
+    def __init__(self, *, serial: bool) -> None:
+        self.has_workers_here = self.by_env_steps = serial
 
     def pairing(
         self, asked: AnyConfig, config: AnyConfig, spec: EnvSpec, start: ResumePoint
     ) -> Pairing:
         """Return the algorithm and its topology, once the run folder is open and the environment
         is known. ``asked``: the config as the user gave it; ``start``: where the run begins."""
+        from sampleforge.topologies.registry import pairing
+
+        return pairing(config)
 
     def runner(self, graph: Graph, session: Session) -> Runner:
         """Return what runs ``graph``: the session's, or a benchmark's of its simulators."""
+        if self.has_workers_here:
+            from sampleforge.runners.serial import SerialRunner
+
+            return SerialRunner(graph)
+        from sampleforge.runners.processes import ProcessRunner
+
+        return ProcessRunner(graph, runner_context(session))
 
     def notices(self, resumed: int | None) -> list[str]:
         """Return what the user is to know before the workers start. ``resumed``: env steps of the
         earlier runs of the folder (None: there is none)."""
+        return []
 
     def saves_after(self, error: BaseException) -> bool:
         """Whether a checkpoint can be written after ``error``: the state is whole, as far as the
         learner has it, and there is a place to write it to."""
+        return not isinstance(error, OSError) or isinstance(error, TimeoutError)
 
 
 def try_environment(config: AnyConfig, deployment: Deployment) -> EnvSpec:
@@ -79,34 +93,3 @@ def runner_context(session: Session) -> RunnerContext:
         is_interrupted=session.is_interrupted,
         age=session.ticker.age,
     )
-
-
-class OneMachine:
-    """All workers are processes of this machine, or with ``serial`` take turns in this one."""
-
-    shares_memory = True
-
-    def __init__(self, *, serial: bool) -> None:
-        self.has_workers_here = self.by_env_steps = serial
-
-    def pairing(
-        self, asked: AnyConfig, config: AnyConfig, spec: EnvSpec, start: ResumePoint
-    ) -> Pairing:
-        from sampleforge.topologies.registry import pairing
-
-        return pairing(config)
-
-    def runner(self, graph: Graph, session: Session) -> Runner:
-        if self.has_workers_here:
-            from sampleforge.runners.serial import SerialRunner
-
-            return SerialRunner(graph)
-        from sampleforge.runners.processes import ProcessRunner
-
-        return ProcessRunner(graph, runner_context(session))
-
-    def notices(self, resumed: int | None) -> list[str]:
-        return []
-
-    def saves_after(self, error: BaseException) -> bool:
-        return not isinstance(error, OSError) or isinstance(error, TimeoutError)

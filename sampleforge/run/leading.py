@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import to_plain
-from sampleforge.run.deployment import runner_context
+from sampleforge.run.deployment import Deployment, runner_context
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
@@ -32,14 +32,13 @@ START_GRACE = 120.0
 different times on different hosts."""
 
 
-class LeadingRank:
+class LeadingRank(Deployment):
     """The deployment of the session in rank 0, whose other ranks are not its child processes."""
 
-    has_workers_here = True
-    by_env_steps = False
     shares_memory = False
 
     def __init__(self, config: RanksRunConfig, world: World) -> None:
+        self.has_workers_here, self.by_env_steps = True, False
         self._config = config
         self._world = world
         self._rendezvous = rendezvous_of(config, world)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
@@ -16,10 +17,10 @@ from sampleforge.run.callback import (
     named_callbacks,
     tell,
 )
-from sampleforge.run.deployment import Deployment, OneMachine, try_environment
+from sampleforge.run.deployment import Deployment, try_environment
 from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.metrics import evaluations
-from sampleforge.run.reports.reporter import Reports, RunFiles
+from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.runtime.processes import signal_groups
 from sampleforge.topologies.config import AnyConfig, check_ids, roles_of_policies
 from sampleforge.workers.config import answer_timeout
@@ -81,7 +82,7 @@ class Session:
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
         with all defaults."""
         self.roles = roles
-        self._deployment = deployment or OneMachine(serial=config.serial)
+        self._deployment = deployment or Deployment(serial=config.serial)
         self._callbacks = checked(callbacks)
         self._files = RunFiles()
         self._resources = ExitStack()
@@ -117,7 +118,6 @@ class Session:
         self.spec = try_environment(self.asked, self._deployment)
         self._callbacks += named_callbacks(self.asked.callbacks)
         from sampleforge.run.opening import by_import_string, open_run
-        from sampleforge.run.reports.workers import WorkerStates
 
         self.asked = by_import_string(self.asked)
         self.opened = open_run(
@@ -125,8 +125,7 @@ class Session:
         )
         self.config, self.folder = self.opened.config, self.opened.folder
         self.spec = self.opened.spec
-        self.worker_states = WorkerStates()
-        self._callbacks[:0] = [self._files, self.worker_states]
+        self._callbacks.insert(0, self._files)
         for text in self.opened.warnings:
             self.alert(text)
 
@@ -171,11 +170,14 @@ class Session:
         the session itself."""
         from sampleforge.run.checkpoints import Checkpoints
         from sampleforge.run.reports.statistics import statistics_of
+        from sampleforge.run.reports.workers import RunWatch
         from sampleforge.run.watches import own_callbacks
 
         self.ticker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
         self.statistics = statistics_of(self)
+        self.worker_states = RunWatch.of(self)
+        self._callbacks.insert(1, self.worker_states)
         self.checkpoints = Checkpoints(self)
         self._callbacks += own_callbacks(self, self._callbacks)
 
@@ -199,13 +201,21 @@ class Session:
 
     def reports(self) -> Iterator[dict[str, float]]:
         """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
-        one per report interval, and one per evaluation. After a stop condition the last weights are
-        evaluated."""
-        reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
+        one per report interval (of thousands of env steps where reports are to be deterministic),
+        and one per evaluation. After a stop condition the last weights are evaluated."""
+        progress, by_env_steps = self.graph.progress, self._deployment.by_env_steps
+        interval = self.config.report_interval * (1000.0 if by_env_steps else 1.0)
+
+        def now() -> float:
+            return float(progress.env_steps) if by_env_steps else monotonic()
+
+        due = now() + interval
         polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
         while not self.is_ending:
             self.work()
-            if reports.is_due or self._report_now:
+            if is_due := now() >= due:
+                due = now() + interval
+            if is_due or self.statistics.evaluation_waits or self._report_now:
                 self._report_now = False
                 yield self.report()
             for callback in polled:

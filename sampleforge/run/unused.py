@@ -65,53 +65,47 @@ class Resolved(NamedTuple):
         return isinstance(self.config, StoredRunConfig) and self.config.evaluate_interval is None
 
 
-class Rule(NamedTuple):
-    """The fields ``names``, separated by spaces, have no effect if ``is_unused``, for ``reason``.
-    Fields that an algorithm does not have are ignored."""
-
-    names: str
-    is_unused: Callable[[Resolved], bool]
-    reason: str
-
-
-RULES = (
-    Rule(
+Rule = tuple[str, Callable[[Resolved], bool], str]
+"""The names of fields, separated by spaces, whether they have no effect, and the reason. Fields
+that an algorithm does not have are ignored."""
+RULES: tuple[Rule, ...] = (
+    (
         "lr_target_kl",
         lambda run: run.config.lr_schedule != "kl_adaptive",
         "it is for --lr-schedule kl_adaptive",
     ),
-    Rule(
+    (
         "vtrace_rho vtrace_c",
         lambda run: run.config.advantage == "gae",
         "it is for --advantage vtrace, and gae was chosen",
     ),
-    Rule(
+    (
         "advantage_floor",
         lambda run: not (run.config.normalise_returns and run.config.normalise_advantages),
         "it needs --normalise-returns and --normalise-advantages",
     ),
-    Rule(
+    (
         "exploration exploration_schedule",
         lambda run: run.config.exploration_coeff == 0,
         "there is no bonus, because --exploration-coeff is 0",
     ),
-    Rule(
+    (
         "noise_correlation rescale_actions model.action_std model.squash_actions "
         "model.initial_log_std",
         lambda run: not run.has_box,
         "no action is a Box",
     ),
-    Rule(
+    (
         "model.core_size",
         lambda run: run.config.model.core == "none",
         "there is no recurrent core; add --model.core gru or lstm",
     ),
-    Rule(
+    (
         "model.cnn_features",
         lambda run: run.config.model.encoder == "mlp",
         "the encoder has no convolutions (--model.encoder mlp)",
     ),
-    Rule(
+    (
         "model.hidden_sizes",
         lambda run: (
             run.config.model.encoder in CONVOLUTIONS
@@ -119,104 +113,104 @@ RULES = (
         ),
         "all observations go through convolutions; --model.cnn-features is the width behind them",
     ),
-    Rule(
+    (
         "model.normalise_observations",
         lambda run: all(encoding.kind != "vector" for encoding in run.encodings),
         "no observation is a vector of measurements",
     ),
-    Rule(
+    (
         "model.embedding_size",
         lambda run: not any(encoding.embedding for encoding in run.encodings),
         "no observation is embedded (--model.embed-above)",
     ),
-    Rule(
+    (
         "learner_threads",
         lambda run: "cpu" not in (run.plan.device, *getattr(run.config, "learner_devices", ())),
         "the learner is on a GPU",
     ),
-    Rule(
+    (
         "num_policy_workers",
         lambda run: not getattr(run.plan, "num_policy_workers", 0),
         "actors compute their own actions; it is for --inference worker",
     ),
-    Rule(
+    (
         "rank_timeout sync_fraction min_rollout_fraction max_rollout_fraction",
         lambda run: run.plan.num_workers == 1,
         "there is only one rank, for which no other one waits",
     ),
-    Rule(
+    (
         "worker_niceness max_worker_restarts max_rank_restarts set_workers_cpu_affinity "
         "learner_timeout rank_timeout",
         lambda run: run.config.serial,
         "with --serial all workers are this process",
     ),
-    Rule(
+    (
         "rmsprop_decay",
         lambda run: run.config.optimiser == "adam",
         "it is for --optimiser rmsprop, and adam was chosen",
     ),
-    Rule(
+    (
         "huber_delta",
         lambda run: run.config.value_distribution == "c51",
         "--value-distribution c51 has no Huber loss",
     ),
-    Rule("noisy_sigma", lambda run: not run.config.noisy_nets, "it is for --noisy-nets"),
-    Rule(
+    ("noisy_sigma", lambda run: not run.config.noisy_nets, "it is for --noisy-nets"),
+    (
         "num_atoms",
         lambda run: run.config.value_distribution == "none",
         "it is for --value-distribution c51 or quantile",
     ),
-    Rule(
+    (
         "epsilon_exponent",
         lambda run: run.config.base_epsilon in (0.0, 1.0) or run.plan.envs == 1,
         "all environments have the same epsilon",
     ),
-    Rule(
+    (
         "priority_beta priority_beta_final",
         lambda run: run.config.priority_alpha == 0,
         "transitions are drawn uniformly (--priority-alpha 0), and have equal weights",
     ),
-    Rule(
+    (
         "samples_per_insert_tolerance",
         lambda run: run.config.samples_per_insert is None,
         "no worker waits for the replay ratio (--samples-per-insert None)",
     ),
-    Rule(
+    (
         "replay_compression_ratio",
         lambda run: run.config.replay_compression == "none",
         "it is for --replay-compression lz4",
     ),
-    Rule(
+    (
         "value_coeff max_advantage_weight advantage_norm_decay gamma reward_scale reward_clip",
         lambda run: run.clones,
         "behaviour cloning (--advantage-exponent 0) reads no rewards",
     ),
-    Rule(
+    (
         "decorrelate",
         lambda run: isinstance(run.config, StoredRunConfig),
         "there are no actors whose episodes could be spread",
     ),
-    Rule(
+    (
         "worker_niceness max_env_restart_rate",
         lambda run: run.without_envs,
         "there are no actors and no evaluations",
     ),
-    Rule(
+    (
         "evaluate_episodes evaluate_stochastic",
         lambda run: run.config.evaluate_interval is None,
         "there are no evaluations during the training; add --evaluate-interval N",
     ),
-    Rule(
+    (
         "benchmark_seconds benchmark_peak",
         lambda run: not run.config.benchmark,
         "it is for --benchmark",
     ),
-    Rule(
+    (
         "checkpoint_interval keep_checkpoints milestone_interval save_replay",
         lambda run: run.config.benchmark or run.config.sampler_only,
         "no checkpoints are written with --benchmark and --sampler-only",
     ),
-    Rule(
+    (
         " ".join(field.name for field in dataclasses.fields(PbtRulesConfig)),
         lambda run: not run.config.pbt,
         "there is no population; add --pbt",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
 from sampleforge.peers.boards import GroupEpoch, RolloutBoard, StoreBoard
-from sampleforge.peers.rendezvous import StartupRendezvous, WorldRendezvous
+from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.peers.torch_group import Backend
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.torchrun import World
@@ -214,7 +214,7 @@ def wire_world(
         [graph.new_row() for _ in range(world.size)],
         metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
     )
-    join = WorldRendezvous(rendezvous, backend, config.rank_timeout, device)
+    join = rendezvous.of_group(backend, config.rank_timeout, device)
     node, exchange, weights = add_rank(context, join, world.local_rank)
     evaluation = AddedEvaluators()
     if leads:

@@ -39,7 +39,7 @@ def test_the_store_of_one_machine_has_no_port_and_joins_the_ranks_again_and_agai
     assert not listening() - before
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(meet, joins)) == [[0.0, 1.0, 10.0, 11.0]] * 2
-    assert stat.S_IMODE(os.stat(os.path.dirname(joins[0].path)).st_mode) & 0o077 == 0
+    assert stat.S_IMODE(os.stat(os.path.dirname(store.path)).st_mode) & 0o077 == 0
 
 
 def test_a_store_at_loopback_listens_there_alone() -> None:

@@ -144,7 +144,7 @@ def test_behaviour_cloning_reads_no_rewards(tmp_path: Path) -> None:
 
 def test_every_rule_names_fields_that_there_are() -> None:
     fields = {name for cls in ALGOS.values() for name in flat_fields(cls())}
-    assert {name for rule in RULES for name in rule.names.split()} <= fields
+    assert {name for names, _, _ in RULES for name in names.split()} <= fields
 
 
 @pytest.mark.parametrize(

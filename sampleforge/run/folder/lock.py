@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sampleforge.config import ConfigError
@@ -60,27 +62,25 @@ class HeldLocks:
         return of_owner or (lock.st_ino, lock.st_dev) in self._held
 
 
-class PopulationFolder:
-    """A context that creates the folder and locks it against other launchers. Raises ConfigError if
-    it cannot be used, or if a link in it leads out of it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
-
-    def __enter__(self) -> PopulationFolder:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            check_places(self.path, tuple(os.listdir(self.path)))
-            self._lock = lock_folder(self.path, "--folder")
-        except OSError as error:
-            raise ConfigError(
-                f"--folder {self.path} cannot be used: {error.strerror} ({error.filename}); give "
-                "another folder"
-            ) from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+@contextmanager
+def population_folder(path: Path) -> Iterator[Path]:
+    """Create the folder of a sweep or of a population of runs, lock it against other launchers, and
+    yield its absolute path. Raises ConfigError if it cannot be used, or if a link in it leads out
+    of it."""
+    folder = path.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_places(folder, tuple(os.listdir(folder)))
+        lock = lock_folder(folder, "--folder")
+    except OSError as error:
+        raise ConfigError(
+            f"--folder {folder} cannot be used: {error.strerror} ({error.filename}); give another "
+            "folder"
+        ) from error
+    try:
+        yield folder
+    finally:
+        os.close(lock)
 
 
 STUDY, POPULATION = "study.db", "population.json"

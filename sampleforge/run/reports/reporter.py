@@ -1,5 +1,4 @@
-"""The reports of a run: when they are due, and the writer of its metrics.jsonl, TensorBoard events
-and log.txt."""
+"""The writer of a run's metrics.jsonl, TensorBoard events and log.txt."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -203,31 +201,6 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Reports:
-    """Says when a report is due: at every interval, and when an evaluation waits to be reported.
-
-    The interval is of seconds, or ``by_env_steps`` of 1000 env steps for each, to be deterministic.
-    """
-
-    def __init__(self, session: Session, *, by_env_steps: bool) -> None:
-        self._progress = session.graph.progress
-        self._statistics = session.statistics
-        self._by_env_steps = by_env_steps
-        self._interval = session.config.report_interval * (1000.0 if by_env_steps else 1.0)
-        self._next = self._clock() + self._interval
-
-    @property
-    def is_due(self) -> bool:
-        """Whether to report now. Counts the interval anew where it has passed."""
-        due = self._clock() >= self._next
-        if due:
-            self._next = self._clock() + self._interval
-        return due or self._statistics.evaluation_waits
-
-    def _clock(self) -> float:
-        return float(self._progress.env_steps) if self._by_env_steps else monotonic()
 
 
 class RunFiles(Callback):

@@ -81,6 +81,8 @@ STALLED_S = 10.0
 """Seconds after which a silent worker counts as stalled."""
 WAITING_BELOW = 0.5
 """Fraction of its time below which a worker that waits otherwise counts as waiting."""
+STARTING_S = 1.0
+"""Seconds between two looks at the workers before the first report."""
 LEAST_S = 0.5
 """Shortest time between two judgements, in seconds: less says nothing."""
 NOT_WORK = ("started_rows", "heartbeat", "silent_s", "restarts", "ended")
@@ -96,9 +98,13 @@ RATES: Mapping[Role, tuple[str, str]] = {
 """Role -> the counter that its rate is of, and the rate's unit. A replay worker has no rate."""
 
 
-class RunWatch:
-    """Judges the time since the last call of `look`. A call takes about a millisecond.
-    ``context``: None for a run that only learns, which nothing but the learner can limit."""
+class RunWatch(Callback):
+    """Judges what every worker does and what limits the run, in the time since the last call of
+    `look`, which takes about a millisecond. Writes it to workers.json: at each report, and every
+    second before the first one; not in benchmark mode. Every session has one.
+
+    ``context``: None for a run that only learns, which nothing but the learner can limit.
+    ``state``: as it was judged last, without workers before that."""
 
     def __init__(self, graph: Graph, context: BenchmarkContext | None) -> None:
         self._graph = graph
@@ -113,15 +119,52 @@ class RunWatch:
         """[counters, workers]: at the last call, and at the beginning of each worker's life."""
         self._idle = idle_s()
         self._changed = np.full(self._counted.shape[1], self._looked)
-        self._state = RunState(())
+        self.state = RunState(())
+        self._next = inf
+
+    @classmethod
+    def of(cls, session: Session) -> RunWatch:
+        """Return the watch over the workers of a session that is wired."""
+        plan, context = session.plan, None
+        if isinstance(plan, SamplerPlan):
+            context = BenchmarkContext.of(session.resolved, plan, session.spec, session.graph)
+        return cls(session.graph, context)
+
+    def on_start(self, session: Session) -> None:
+        self._look(session)
+        self._next = monotonic() + STARTING_S
+
+    def on_poll(self, session: Session) -> None:
+        if monotonic() >= self._next:
+            self._next = monotonic() + STARTING_S
+            self._look(session)
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        self._next = inf
+        self._look(session)
+
+    def on_stop(self, session: Session) -> None:
+        self._write(session)
+
+    def _look(self, session: Session) -> None:
+        before = self.state
+        if not session.config.benchmark and self.look(session.runner.pids()) is not before:
+            self._write(session)
+
+    def _write(self, session: Session) -> None:
+        if session.config.benchmark:
+            return
+        session.folder.check_there()
+        progress = session.graph.progress
+        session.folder.write_workers(self.state.to_plain(progress.env_steps, progress.wall_s))
 
     def look(self, pids: Mapping[str, int]) -> RunState:
         """Return the states now. ``pids``: the process id of each worker that has a process. Within
         `LEAST_S` of the last call the result is the same as then."""
         now, counted = monotonic(), self._count()
         seconds = now - self._looked
-        if self._state.workers and seconds < LEAST_S:
-            return self._state
+        if self.state.workers and seconds < LEAST_S:
+            return self.state
         idle = idle_s()
         restarted = self._of("restarts", counted) != self._of("restarts", self._counted)
         self._began = np.where(restarted, counted, self._began)
@@ -133,8 +176,8 @@ class RunWatch:
         )
         limit = self._limit(new, max(LEAST_S, seconds), idle - self._idle)
         self._looked, self._counted, self._idle = now, counted, idle
-        self._state = RunState(workers, limit or self._state.verdict)
-        return self._state
+        self.state = RunState(workers, limit or self.state.verdict)
+        return self.state
 
     def _limit(self, new: npt.NDArray[np.float64], seconds: float, idle: float) -> Verdict | None:
         """Return the verdict on a time of ``seconds``, in which the workers have counted ``new``
@@ -220,54 +263,3 @@ def idle_s() -> float:
     """Return the seconds that the available cores were idle since boot, summed over the cores."""
     cores = psutil.cpu_times(percpu=True)
     return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))
-
-
-STARTING_S = 1.0
-"""Seconds between two looks at the workers before the first report."""
-
-
-class WorkerStates(Callback):
-    """Judges what every worker does and what limits the run (``state``), and writes it to
-    workers.json: at each report, and every second before the first one. Every session has one; it
-    does nothing in benchmark mode."""
-
-    def __init__(self) -> None:
-        self.state = RunState(())
-        self._watch: RunWatch | None = None
-        self._next = inf
-
-    def on_start(self, session: Session) -> None:
-        if session.config.benchmark:
-            return
-        plan, context = session.plan, None
-        if isinstance(plan, SamplerPlan):
-            context = BenchmarkContext.of(session.resolved, plan, session.spec, session.graph)
-        self._watch = RunWatch(session.graph, context)
-        self._look(session)
-        self._next = monotonic() + STARTING_S
-
-    def on_poll(self, session: Session) -> None:
-        if monotonic() >= self._next:
-            self._next = monotonic() + STARTING_S
-            self._look(session)
-
-    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        self._next = inf
-        self._look(session)
-
-    def on_stop(self, session: Session) -> None:
-        self._write(session)
-
-    def _look(self, session: Session) -> None:
-        if self._watch is None:
-            return
-        before, self.state = self.state, self._watch.look(session.runner.pids())
-        if self.state is not before:  # it is, if it is less than half a second old
-            self._write(session)
-
-    def _write(self, session: Session) -> None:
-        if self._watch is None:
-            return
-        session.folder.check_there()
-        progress = session.graph.progress
-        session.folder.write_workers(self.state.to_plain(progress.env_steps, progress.wall_s))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.lock import PopulationFolder
+from sampleforge.run.folder.lock import population_folder
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.jobs.jobs import STOP_S, Jobs, JobsConfig, JobsScreen
 from sampleforge.tools.jobs.local import LocalJobs
@@ -55,10 +55,10 @@ def launched_in(
 ) -> Iterator[tuple[L, Jobs]]:
     """Lock ``folder`` and open its jobs; yield what ``make`` makes of both, and the jobs.
     ``config``, ``most``: see `open_jobs`. Raises ConfigError if the folder cannot be used."""
-    with PopulationFolder(folder) as locked:
-        jobs = open_jobs(locked.path, config, most)
+    with population_folder(folder) as locked:
+        jobs = open_jobs(locked, config, most)
         try:
-            launched = make(locked.path, jobs)
+            launched = make(locked, jobs)
         except BaseException:
             jobs.close()
             raise
