@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sampleforge.data.rollout_queue import RolloutQueue
 from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
@@ -13,10 +14,9 @@ from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.topologies.builders import env_makers, in_threads
-from sampleforge.topologies.channels import ActorChannels
 from sampleforge.topologies.config import SamplingConfig
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
-from sampleforge.topologies.group_wiring import GroupWiring
+from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.members import member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
@@ -59,10 +59,11 @@ def add_actors(
     mapping: PolicyMapping,
     config: SamplingConfig,
     plan: SamplerPlan,
-    frozen: Sequence[FrozenGroup] = (),
+    frozen: Sequence[FrozenGroup],
+    recorded: RolloutQueue | None,
 ) -> None:
     """Add all actors, each with a port to every one of ``groups``, in the graph's order, and to the
-    ``frozen`` policies.
+    ``frozen`` policies. ``recorded``: the queue to the recorder (None: nothing is recorded).
 
     No actor can wait for a slot that only it could free: every group's exchange has a slot for each
     stream of each actor that the group may act in, which is enough if all of them pick it.
@@ -79,22 +80,20 @@ def add_actors(
         if plan.variable:
             envs = in_threads(envs, wakeup)
         ports: list[PolicyPort | FrozenPort] = [
-            *(group.port(i, index, plan, channels.recorded) for i, group in enumerate(groups)),
+            *(group.port(i, index, plan, recorded) for i, group in enumerate(groups)),
             *(frozen_port(each, len(groups) + i, index) for i, each in enumerate(frozen)),
         ]
-        row = graph.new_row()
+        post = graph.post(wakeup)
         actor = ActorWorker(
             index,
             envs,
             ports,
             channels.episodes,
-            wakeup,
-            graph.progress,
-            row,
-            mapping=mapping,
+            post,
+            mapping,
             stepping=IndependentStepping() if plan.variable else None,
             callbacks=graph.hooks.of_worker(index),
         )
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         placement = Placement(pinned_to, config.worker_niceness)
-        graph.add("actor", actor, row, wakeup, placement, RestartAlone(budget, index), envs)
+        graph.add("actor", actor, post, placement, RestartAlone(budget, index), envs)

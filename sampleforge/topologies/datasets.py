@@ -3,7 +3,6 @@ recorder, and the queue through which actors send it their rollouts."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +12,11 @@ from sampleforge.data.dataset import OfflineDataset, open_dataset
 from sampleforge.data.rollout_queue import PATIENCE, RolloutQueue
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.rollouts.slots import SlotShape
-from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec, with_action_units
 from sampleforge.topologies.config import AnyConfig, SamplingConfig, StoredRunConfig
-from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Recording
+from sampleforge.topologies.graph import GraphBuilder, Recording
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.workers.recorder import RecorderWorker
 from sampleforge.workers.worker import Placement
@@ -76,35 +74,21 @@ def add_recorder(
         compression=config.record_compression,
         dropped=stored_dropped(folder),
     )
-    row = graph.new_row()
+    post = graph.post(queue.wakeup)
     worker = RecorderWorker(
         queue,
         partial(DatasetWriter, folder, form),
         config.record_max_gb * 1e9,
-        queue.wakeup,
-        graph.counters,
-        row,
+        post,
     )
     node = graph.add(
         "recorder",
         worker,
-        row,
-        queue.wakeup,
+        post,
         Placement(niceness=config.worker_niceness),
         RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),
     )
     return Recording(node, queue)
-
-
-def with_recording(graph: Graph, recording: Recording | None) -> Graph:
-    """Return ``graph`` with its recording, if it has one."""
-    if recording is None:
-        return graph
-    queue, what = recording.queue, "ranks" if graph.having("rank") else "actors"
-    size = human_bytes(queue.nbytes(queue.shape, queue.actors * queue.depth))
-    copies = f"copy of each complete rollout (up to {queue.depth} of each wait; {size})"
-    edge = Edge(f"{queue.actors} {what}", "recorder", copies)
-    return dataclasses.replace(graph, edges=(*graph.edges, edge), recording=recording)
 
 
 def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:

@@ -15,7 +15,6 @@ from sampleforge.env.user_function import import_function
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import DividedEvaluations, EvaluationBoard, Evaluations
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder
@@ -128,14 +127,13 @@ def add_evaluators(
             config.evaluation_function,
         )
         channels = EvaluatorChannels(
-            weights, Evaluations(extra_bytes=EXTRA_BYTES), Wakeup(), others, board, tasks
+            weights, Evaluations(extra_bytes=EXTRA_BYTES), others, board, tasks
         )
-        row = graph.new_row()
+        post = graph.post()
         node = graph.add(
             "evaluator",
-            EvaluatorWorker(env, new_model, channels, graph.progress, settings, row),
-            row,
-            channels.wakeup,
+            EvaluatorWorker(env, new_model, channels, settings, post),
+            post,
             Placement(niceness=niceness),
             RestartAlone(budget, index),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sampleforge.data.rollout_queue import RolloutQueue
@@ -18,6 +18,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.histograms import Histogram, ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
+from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import ClockTicker, Counters, Progress, TrainingClock
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import DividedEvaluations, Episodes, Evaluations
@@ -28,7 +29,7 @@ from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import END_RUN, RestartRule
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
-from sampleforge.workers.worker import Placement, StopFlag, Worker
+from sampleforge.workers.worker import Placement, Post, StopFlag, Worker
 
 EVERYWHERE = Placement()
 Role = Literal["actor", "policy", "replay", "learner", "rank", "evaluator", "recorder", "dataset"]
@@ -133,6 +134,13 @@ class Recording:
 
     node: Node
     queue: RolloutQueue
+
+    def edge(self, workers: str) -> Edge:
+        """Return the channel from the ``workers`` that send their rollouts."""
+        queue = self.queue
+        size = human_bytes(queue.nbytes(queue.shape, queue.actors * queue.depth))
+        copies = f"copy of each complete rollout (up to {queue.depth} of each wait; {size})"
+        return Edge(f"{queue.actors} {workers}", "recorder", copies)
 
 
 @dataclass(frozen=True)
@@ -253,52 +261,34 @@ class GraphBuilder:
         self._rows.append(len(self._rows))
         return self._rows[-1]
 
+    def post(self, wakeup: Wakeup | None = None, row: int | None = None) -> Post:
+        """Return the post of one more worker, with a `new_row` unless it has one already."""
+        row = self.new_row() if row is None else row
+        return Post(row, wakeup or Wakeup(), self.progress)
+
     def add(
         self,
         role: Role,
         worker: Worker,
-        row: int,
-        wakeup: Wakeup,
+        post: Post,
         placement: Placement = EVERYWHERE,
         restart: RestartRule = END_RUN,
         envs: Sequence[Callable[[], EnvVector]] = (),
         *,
         in_checkpoint: bool = False,
     ) -> Node:
-        """Add a worker, which counts in ``row``, one of `new_row`."""
+        """Add a worker, which is at this ``post``."""
         worker.name = self._prefix + worker.name
         assert all(node.name != worker.name for node in self._nodes), worker.name
-        node = Node(worker, role, wakeup, row, placement, restart, tuple(envs), in_checkpoint)
+        node = Node(
+            *(worker, role, post.wakeup, post.row, placement, restart), tuple(envs), in_checkpoint
+        )
         self._nodes.append(node)
         return node
 
-    def build_groups(
-        self,
-        ids: Sequence[str],
-        add_group: Callable[[GraphBuilder, str, str], AddedGroup],
-        notes: Sequence[str],
-        episodes: Episodes,
-        frozen: Sequence[FrozenGroup] = (),
-    ) -> Graph:
-        """Add a policy group for each of ``ids`` to the actors, which must have been added, and
-        return the graph. ``add_group(builder, id, prefix)`` adds the workers of one group;
-        ``prefix``: of their names."""
-        actors = sum(node.role == "actor" for node in self._nodes)
-        added: dict[str, AddedGroup] = {}
-        for group_id in ids:
-            prefix = group_prefix(group_id, len(ids))
-            added[prefix] = add_group(self.of_group(prefix), group_id, prefix)
-        graph = self.build(
-            groups=[each.group for each in added.values()],
-            edges=[
-                *(edge for each in added.values() for edge in each.edges),
-                *([Edge(f"{actors} actors", "driver", "finished episodes")] if actors else []),
-                *(edge for each in added.values() for edge in each.evaluation),
-            ],
-            notes=[*notes, *(p + note for p, each in added.items() for note in each.notes)],
-            episodes=episodes,
-        )
-        return replace(graph, frozen=tuple(frozen))
+    def having(self, *roles: Role) -> list[Node]:
+        """Return the nodes of these roles that were added so far."""
+        return [node for node in self._nodes if node.role in roles]
 
     def build(
         self,
@@ -307,9 +297,14 @@ class GraphBuilder:
         notes: Sequence[str],
         episodes: Episodes,
         progress: Progress | None = None,
+        frozen: Sequence[FrozenGroup] = (),
+        recording: Recording | None = None,
     ) -> Graph:
         """Return the graph of all added workers. ``progress`` replaces the builder's own, for a run
         that ends by another rule."""
+        if recording is not None:
+            what = "ranks" if self.having("rank") else "actors"
+            edges = [*edges, recording.edge(what)]
         self.counters.resize(len(self._rows))
         return Graph(
             name=self._name,
@@ -321,6 +316,8 @@ class GraphBuilder:
             counters=self.counters,
             episodes=episodes,
             stop=self.stop,
+            frozen=tuple(frozen),
+            recording=recording,
         )
 
 

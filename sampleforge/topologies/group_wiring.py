@@ -4,39 +4,33 @@ how its workers are added. A topology says what its exchange is, and how it lear
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.rollouts.exchange import RolloutExchange
+from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.runtime.numa import memory_on
-from sampleforge.shared.counters import Progress
-from sampleforge.spec import EnvSpec
+from sampleforge.runtime.numa import NumaNode, memory_on, node_for_group
+from sampleforge.shared.counters import Progress, RestartBudget
+from sampleforge.shared.records import EpisodeQueue
+from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import (
     ActingMaker,
-    NetworkMaker,
     PolicySeeds,
     acting_maker,
     initial_weights,
 )
-from sampleforge.topologies.channels import (
-    ActorChannels,
-    GroupChannels,
-    group_channels,
-    group_node,
-)
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.evaluator import AddedEvaluators, Playing, add_evaluators
 from sampleforge.topologies.graph import AddedGroup, Edge, GraphBuilder, PolicyGroup
-from sampleforge.topologies.learner_group import Learners
-from sampleforge.topologies.members import MemberChannels, acting_plan, member_channels
+from sampleforge.topologies.learner_group import Learners, placement_on
+from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.topologies.sampler_plan import SamplerPlan, check_memory_of_groups
+from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
@@ -46,91 +40,68 @@ E = TypeVar("E", bound=RolloutExchange)
 
 
 @dataclass(frozen=True)
-class GroupMemory:
-    """The memory of the ``index``-th policy group, of which its exchange is made.
+class ActorChannels:
+    """The channels of the actors, which all policy groups share."""
 
-    ``new_model`` makes the network of the policy. ``member``: its channels as one of the
-    ``members`` of a population. ``progress``: of the run.
+    episodes: EpisodeQueue
+    wakeups: list[Wakeup]
+    restart_budget: RestartBudget
+
+
+class GroupWiring(ABC, Generic[E]):
+    """A policy group before its workers are added: its weights, its slots, and the channels between
+    its workers and to the actors.
+
+    ``policy``: its start, the ``index``-th of so many ``policies``. ``agents``: its agent group;
+    ``actors``: the channels of the actors; ``progress``: of the run. ``exchange``: of its
+    experience, between actors and learners. ``node``: where its workers other than the actors run,
+    with the memory of its slots near to them (None: anywhere). ``member``: its channels as one of
+    the ``members`` of a population.
     """
 
-    index: int
-    policy: PolicyStart
-    agents: AgentGroup
-    new_model: NetworkMaker
-    channels: GroupChannels
-    slots: TrajectorySlots
-    member: MemberChannels | None
-    members: int
-    progress: Progress
-
-
-def group_memories(
-    policies: Sequence[PolicyStart],
-    agents: Sequence[AgentGroup],
-    actors: ActorChannels,
-    progress: Progress,
-    slot_shape: Callable[[Algorithm, Any, Any, EnvSpec], SlotShape],
-) -> Iterator[GroupMemory]:
-    """Make the slots, the weights and the channels of each policy group. ``agents``: the agent
-    groups; ``slot_shape(algorithm, config, plan, spec)``: of the slots of one; ``progress``: of the
-    run. Raises ConfigError if all slots together do not fit into shared memory."""
-    check_memory_of_groups([agents[policy.group].plan.shared_bytes for policy in policies])
-    for index, policy in enumerate(policies):
-        own, start = agents[policy.group], policy.start
-        config, plan = own.config, own.plan
-        shape = slot_shape(own.algorithm, config, plan, own.spec)
-        acting = acting_plan(config, plan, len(policies))
-        new_model = own.maker(start.seed)
-        weights = initial_weights(new_model, start)
-        threads = config.num_learners * plan.learner_threads + plan.servers
-        node = group_node(index, config, plan, threads)
-        channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
-        member = member_channels(config, policy, plan, new_model)
-        with memory_on(node):
-            slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-        members = acting.num_splits // plan.num_splits
-        yield GroupMemory(index, policy, own, new_model, channels, slots, member, members, progress)
-
-
-@dataclass(frozen=True)
-class GroupWiring(ABC, Generic[E]):
-    """A policy group before its workers are added. ``exchange``: of its experience, between actors
-    and learners."""
-
-    memory: GroupMemory
     exchange: E
 
-    @property
-    def policy(self) -> PolicyStart:
-        return self.memory.policy
+    def __init__(
+        self,
+        index: int,
+        policy: PolicyStart,
+        agents: AgentGroup,
+        actors: ActorChannels,
+        progress: Progress,
+        policies: int,
+    ) -> None:
+        config, plan = agents.config, agents.plan
+        self.index = index
+        self.policy = policy
+        self.agents = agents
+        self.config: Any = config
+        self.plan: Any = plan
+        self.actors = actors
+        self.progress = progress
+        self.new_model = agents.maker(policy.start.seed)
+        self.weights = initial_weights(self.new_model, policy.start)
+        self.member = member_channels(config, policy, plan, self.new_model)
+        acting = acting_plan(config, plan, policies)
+        self.members = acting.num_splits // plan.num_splits
+        self.learner_wakeups = wakeups(config.num_learners)
+        self.policy_wakeups = wakeups(plan.num_policy_workers)
+        self.policy_restarts = RestartBudget(plan.num_policy_workers, config.max_worker_restarts)
+        shape, streams = self.slot_shape(), acting.num_streams
+        self.requests: InferenceRequests | None = None
+        if self.policy_wakeups:
+            self.requests = InferenceRequests(shape, streams, actors.wakeups, self.policy_wakeups)
+        self.node = group_node(index, config, plan)
+        with memory_on(self.node):
+            self.slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
+            self.exchange = self.new_exchange()
 
-    @property
-    def config(self) -> Any:
-        """The config of its agent group."""
-        return self.memory.agents.config
+    @abstractmethod
+    def slot_shape(self) -> SlotShape:
+        """Return the shape of its slots."""
 
-    @property
-    def plan(self) -> Any:
-        """The plan of its agent group."""
-        return self.memory.agents.plan
-
-    @property
-    def new_model(self) -> NetworkMaker:
-        return self.memory.new_model
-
-    @property
-    def channels(self) -> GroupChannels:
-        return self.memory.channels
-
-    @property
-    def member(self) -> MemberChannels | None:
-        """Its channels as a member of a population, if it is one."""
-        return self.memory.member
-
-    @property
-    def row_exploration(self) -> torch.Tensor | None:
-        """The exploration of every agent of every env row, if rows explore differently."""
-        return None
+    @abstractmethod
+    def new_exchange(self) -> E:
+        """Make the exchange of its slots."""
 
     @abstractmethod
     def add_learners(self, graph: GraphBuilder) -> Learners:
@@ -140,6 +111,25 @@ class GroupWiring(ABC, Generic[E]):
     def edges(self, prefix: str) -> tuple[Edge, ...]:
         """Return its channels. ``prefix``: of the names of its workers."""
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether sampling and learning take turns."""
+        return False
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether rollouts begin with the end of the one before."""
+        return False
+
+    @property
+    def row_exploration(self) -> torch.Tensor | None:
+        """The exploration of every agent of every env row, if rows explore differently."""
+        return None
+
+    def add_sources(self, graph: GraphBuilder) -> None:
+        """Add the workers beside the actors that fill its slots, if there are any."""
+        return
+
     def add(self, graph: GraphBuilder, prefix: str, playing: Playing) -> AddedGroup:
         """Add its workers. ``prefix``: of their names; ``playing``: the policies that play the
         other agent groups in evaluations."""
@@ -148,7 +138,7 @@ class GroupWiring(ABC, Generic[E]):
         evaluation = add_evaluators(
             graph,
             self.config,
-            self.channels.weights,
+            self.weights,
             self.new_model,
             learners.nodes[0].name,
             group=self.policy.group,
@@ -163,8 +153,9 @@ class GroupWiring(ABC, Generic[E]):
             self.policy.id,
             learners.nodes,
             self.exchange,
-            self.channels.weights,
+            self.weights,
             self.plan.max_policy_lag,
+            synchronous=self.synchronous,
             snapshot=learners.snapshot,
             evaluations=evaluation.results,
             resources=learners.resources,
@@ -174,15 +165,10 @@ class GroupWiring(ABC, Generic[E]):
     def new_acting(self, index: int) -> ActingMaker:
         """Return what makes the policy of the ``index``-th actor (inline) or policy worker."""
         board = None if self.member is None else self.member.board
-        channels, start = self.channels, self.policy.start
-        seeds = PolicySeeds(index, start, channels.inference_restarts.life, board)
+        restarts = self.actors.restart_budget if self.requests is None else self.policy_restarts
+        seeds = PolicySeeds(index, self.policy.start, restarts.life, board)
         return acting_maker(
-            self.new_model,
-            channels.weights,
-            self.plan,
-            seeds,
-            self.memory.progress,
-            self.row_exploration,
+            self.new_model, self.weights, self.plan, seeds, self.progress, self.row_exploration
         )
 
     def port(
@@ -191,8 +177,8 @@ class GroupWiring(ABC, Generic[E]):
         """Return the port of an actor to this group, the ``number``-th of the graph. ``plan``: of
         the actors; ``recorded``: the queue to the recorder (None: nothing is recorded)."""
         inference: Inference
-        if self.channels.requests is None:
-            slots = self.exchange.slots
+        if self.requests is None:
+            slots = self.slots
             # Agents with the same policy share a forward pass, and so do streams that wait.
             together = plan.variable or (slots.shape.spec.num_agents > 1 and not slots.stacks)
             inference = LocalInference(
@@ -200,32 +186,29 @@ class GroupWiring(ABC, Generic[E]):
                 slots,
                 plan.num_streams,
                 actor,
-                self.memory.members,
+                self.members,
                 together=together,
             )
         else:
-            inference = RemoteInference(self.channels.requests, actor)
+            inference = RemoteInference(self.requests, actor)
         return PolicyPort(number, self.exchange, inference, sender(recorded, actor))
 
     def _add_policy_workers(self, graph: GraphBuilder) -> None:
         """Add its policy workers, if it has any."""
-        channels = self.channels
-        for index, wakeup in enumerate(channels.policy_wakeups):
-            assert channels.requests is not None
-            row = graph.new_row()
+        for index, wakeup in enumerate(self.policy_wakeups):
+            assert self.requests is not None
+            post = graph.post(wakeup)
             worker = PolicyWorker(
                 index,
                 self.new_acting(index),
-                self.exchange.slots,
-                channels.requests,
-                wakeup,
-                graph.counters,
-                row,
+                self.slots,
+                self.requests,
+                post,
                 torch.device(self.plan.device),
-                self.memory.members,
+                self.members,
             )
-            restart = RestartAlone(channels.policy_restarts, index)
-            graph.add("policy", worker, row, wakeup, channels.placement, restart)
+            restart = RestartAlone(self.policy_restarts, index)
+            graph.add("policy", worker, post, placement_on(self.node), restart)
 
 
 def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:
@@ -240,3 +223,13 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
         Edge(policies, actors, "answer; the actions lie in the slot"),
         Edge(learner, policies, "weights"),
     )
+
+
+def group_node(index: int, config: SlotsRunConfig | ReplayRunConfig, plan: Any) -> NumaNode | None:
+    """Return the NUMA node for the workers of the ``index``-th policy group other than the actors;
+    None for anywhere. Learners on GPUs may be anywhere: which node is near to a GPU is not
+    known."""
+    on_cpu = plan.device == "cpu" and all(name == "cpu" for name in config.learner_devices)
+    if not on_cpu or config.serial or not config.set_workers_cpu_affinity:
+        return None
+    return node_for_group(index, config.num_learners * plan.learner_threads + plan.servers)

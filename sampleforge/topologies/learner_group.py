@@ -18,19 +18,20 @@ from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import join_solo
 from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.newest import StateSnapshot
+from sampleforge.runtime.numa import NumaNode
+from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, make_learner, new_state
-from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.devices import GroupRendezvous, local_rendezvous, uses_cuda_graphs
-from sampleforge.topologies.graph import GraphBuilder, Node
+from sampleforge.topologies.graph import EVERYWHERE, GraphBuilder, Node
 from sampleforge.topologies.members import MemberChannels, begin_with
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember, Membership
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner
+from sampleforge.workers.worker import Placement, Post
 
 
 class Learners(NamedTuple):
@@ -101,10 +102,17 @@ def _compile_or_capture(config: Any, learner: Any, device: torch.device) -> None
         learner.use_graphs(CudaGraphs(device))
 
 
-def add_sink(graph: GraphBuilder, sink: NoLearner, wakeup: Wakeup) -> Learners:
+def placement_on(node: NumaNode | None) -> Placement:
+    """Return the placement of a worker on a NUMA node (None: anywhere)."""
+    return EVERYWHERE if node is None else Placement(node.cores)
+
+
+def add_sink(
+    graph: GraphBuilder, new_sink: Callable[[Post], NoLearner], wakeup: Wakeup
+) -> Learners:
     """Add what stands for the learner of a run that only collects experience."""
-    row = graph.new_row()
-    return Learners((graph.add("learner", sink, row, wakeup),))
+    post = graph.post(wakeup)
+    return Learners((graph.add("learner", new_sink(post), post),))
 
 
 def learner_makers(
@@ -121,36 +129,38 @@ def learner_makers(
 def add_learners(
     graph: GraphBuilder,
     config: Any,
-    channels: GroupChannels,
     makers: Sequence[LearnerMaker],
+    weights: SharedWeights,
+    wakeups: Sequence[Wakeup],
     member: MemberChannels | None = None,
+    node: NumaNode | None = None,
     *,
     publish_interval: int = 0,
     extra_bytes: int = 0,
 ) -> Learners:
-    """Add the learners that ``makers`` make. In a serial run the only one is never replaced, unless
-    it is changed by others. ``member``: the channels of a member of a population, or of a policy
-    with a schedule. ``publish_interval``: see `LearnerSettings`. ``extra_bytes``: see
-    `local_rendezvous`."""
+    """Add the learners that ``makers`` make, with these ``wakeups``; the first one publishes the
+    ``weights``. In a serial run the only one is never replaced, unless it is changed by others.
+
+    ``member``: the channels of a member of a population, or of a policy with a schedule. ``node``:
+    where they run (None: anywhere). ``publish_interval``: see `LearnerSettings`. ``extra_bytes``:
+    see `local_rendezvous`."""
     first = makers[0]
     settings = [
         LearnerSettings(
-            graph.new_row(),
-            wakeup,
-            graph.progress,
+            graph.post(wakeup),
             first.policy.save,
-            channels.weights if index == 0 else None,
+            weights if index == 0 else None,
             first.plan.learner_threads,
             publish_interval,
             counts_updates=index == 0,
             callbacks=graph.hooks.of_worker(index, [first.policy.id]),
         )
-        for index, wakeup in enumerate(channels.learner_wakeups)
+        for index, wakeup in enumerate(wakeups)
     ]
     if config.serial and member is None:
-        only, row = settings[0], settings[0].counter_row
+        only = settings[0]
         worker = LearnerWorker(lambda: first(Averaging()), first.batches, only)
-        return Learners((graph.add("learner", worker, row, only.wakeup, in_checkpoint=True),))
+        return Learners((graph.add("learner", worker, only.post, in_checkpoint=True),))
     rendezvous = None
     if len(makers) > 1:
         devices = [str(maker.batches.device) for maker in makers]
@@ -158,9 +168,16 @@ def add_learners(
             devices, config.learner_timeout, first.gradient_bytes(), "learner", extra_bytes
         )
     snapshot = StateSnapshot(first.new_state())
-    nodes = _add_group(graph, config, channels, makers, settings, snapshot, rendezvous, member)
+    nodes = _add_group(
+        graph, config, placement_on(node), makers, settings, snapshot, rendezvous, member
+    )
     note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
-    notes = (note, *channels.notes, *(() if member is None else member.notes))
+    place = (
+        ()
+        if node is None
+        else (f"learner and slots on NUMA node {node.number} ({len(node.cores)} cores)",)
+    )
+    notes = (note, *place, *(() if member is None else member.notes))
     if rendezvous is None:
         return Learners(nodes, snapshot, notes)
     return Learners(nodes, snapshot, (rendezvous.note, *notes), rendezvous.resources)
@@ -169,7 +186,7 @@ def add_learners(
 def _add_group(
     graph: GraphBuilder,
     config: Any,
-    channels: GroupChannels,
+    placement: Placement,
     makers: Sequence[LearnerMaker],
     settings: Sequence[LearnerSettings],
     snapshot: StateSnapshot,
@@ -183,7 +200,7 @@ def _add_group(
     nodes = []
     for index, (maker, own) in enumerate(zip(makers, settings, strict=True)):
         join = rendezvous.members[index].join if rendezvous else join_solo
-        first_row = settings[0].counter_row
+        first_row = settings[0].post.row
         in_group = GroupMember(
             Membership(index, join, epoch, graph.stop, graph.counters, first_row),
             maker,
@@ -193,14 +210,13 @@ def _add_group(
             changes=None if member is None else member.follower(index),
         )
         name = f"learner {index}" if rendezvous else "learner"
-        others = [each.wakeup for each in settings if each is not own]
+        others = [each.post.wakeup for each in settings if each is not own]
         worker = GroupLearnerWorker(name, in_group, maker.batches, own, others)
         node = graph.add(
             "learner",
             worker,
-            own.counter_row,
-            own.wakeup,
-            channels.placement,
+            own.post,
+            placement,
             restart,
             in_checkpoint=config.serial,
         )

@@ -19,7 +19,6 @@ from sampleforge.runtime.numa import memory_on, node_of
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import Episodes, EpisodesOf
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     MakeEnv,
@@ -52,7 +51,7 @@ from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.rank import Preemption, RankWorker
 from sampleforge.workers.split import Stepping, SteppingInRounds
 from sampleforge.workers.stream import PolicyPort
-from sampleforge.workers.worker import Placement
+from sampleforge.workers.worker import Placement, Post
 
 
 @dataclass(frozen=True)
@@ -90,25 +89,24 @@ def add_rank(
     machine (default: its rank)."""
     plan = dataclasses.replace(context.plan, device=join.device)
     context = dataclasses.replace(context, plan=plan)
-    graph, config, rank, wakeup = context.graph, context.config, join.rank, Wakeup()
+    graph, config, rank = context.graph, context.config, join.rank
+    post = graph.post(row=context.rows[rank])
     shape = slot_shape(context.new_model.algorithm, config, context.spec, plan.rows, join.size)
     placement = rank_placement(config, plan, rank if local_rank is None else local_rank)
     with memory_on(node_of(placement.cores)):
         slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
         weights = initial_weights(context.new_model, context.policy.start)
-    exchange = SlotExchange(slots, [wakeup], [wakeup])
+    exchange = SlotExchange(slots, [post.wakeup], [post.wakeup])
     envs = env_makers(
         rank, config, plan, context.policy.start, context.group_epoch.life, graph.hooks.tasks
     )
     if config.variable_experience:
-        envs = in_threads(envs, wakeup)
+        envs = in_threads(envs, post.wakeup)
     preemption = _preemption(context, join)
     callbacks = graph.hooks.of_worker(rank)  # one copy: the rank is one worker
     batches = SlotBatches(exchange, slots.count, torch.device(plan.device), synchronous=True)
     settings = LearnerSettings(
-        context.rows[rank],
-        wakeup,
-        graph.progress,
+        post,
         context.policy.save,
         weights,
         plan.learner_threads,
@@ -117,17 +115,15 @@ def add_rank(
     )
     worker = RankWorker(
         _group_member(context, join, batches, settings),
-        _rank_actor(context, join, exchange, weights, wakeup, envs, preemption, callbacks),
+        _rank_actor(context, join, exchange, weights, post, envs, preemption, callbacks),
         batches,
         settings,
-        graph.counters,
         preemption,
     )
     node = graph.add(
         "rank",
         worker,
-        context.rows[rank],
-        wakeup,
+        post,
         placement,
         RestartInGroup(context.group_epoch),
         envs,
@@ -155,7 +151,7 @@ def _rank_actor(
     join: Rendezvous,
     exchange: SlotExchange,
     weights: SharedWeights,
-    wakeup: Wakeup,
+    post: Post,
     envs: Sequence[MakeEnv],
     preemption: Preemption,
     callbacks: WorkerCallbacks | None,
@@ -173,7 +169,7 @@ def _rank_actor(
     )
     # All ranks end after the same update. An actor that stopped sampling at the limit by itself
     # would keep the other ranks waiting for its gradients.
-    endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
+    endless = dataclasses.replace(post.progress, limit_env_steps=None, limit_s=None)
     ends_early = preemption.ends if join.size > 1 else None
     inference = LocalInference(
         new_acting,
@@ -192,9 +188,7 @@ def _rank_actor(
         envs,
         [PolicyPort(0, exchange, inference, sender(context.recorded, rank))],
         EpisodesOf(context.episodes, rank),
-        wakeup,
-        endless,
-        context.rows[rank],
+        dataclasses.replace(post, progress=endless),
         stepping=stepping,
         callbacks=callbacks,
     )
@@ -210,7 +204,7 @@ def _group_member(
         context.group_epoch,
         context.graph.stop,
         context.graph.counters,
-        settings.counter_row - join.rank,
+        settings.post.row - join.rank,
         # torchrun replaces all ranks at once: waiting for a single one would be in vain.
         REPLACEMENT_TIMEOUT if context.metrics_sync is None else 0.0,
     )

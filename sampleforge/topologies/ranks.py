@@ -21,7 +21,7 @@ from sampleforge.shared.records import EpisodeList, EpisodeQueue
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, new_state
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
-from sampleforge.topologies.datasets import add_recorder, rollout_queue, with_recording
+from sampleforge.topologies.datasets import add_recorder, rollout_queue
 from sampleforge.topologies.devices import choose_backend, local_rendezvous, member_devices
 from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
@@ -85,14 +85,14 @@ def wire_ranks(
         evaluations=evaluation.results,
         resources=rendezvous.resources,
     )
-    wired = graph.build(
+    return graph.build(
         groups=[group],
         edges=[*edges(ranks), *evaluation.edges],
         notes=notes(config, plan, spec, rendezvous.note, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
+        recording=recording,
     )
-    return with_recording(wired, recording)
 
 
 def single_policy(algo: str, policies: Sequence[PolicyStart]) -> PolicyStart:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import describe_learners, learner_devices
-from sampleforge.topologies.evaluator import AddedEvaluators
-from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.group_wiring import GroupWiring, group_memories, sampler_edges
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder
+from sampleforge.topologies.group_wiring import GroupWiring, sampler_edges
 from sampleforge.topologies.learner_group import (
     Learners,
     add_learners,
     add_sink,
     learner_makers,
 )
-from sampleforge.topologies.policy_groups import PolicyGroups
+from sampleforge.topologies.policy_groups import wire_groups
 from sampleforge.topologies.sampler_plan import (
     Plan,
 )
@@ -46,37 +45,31 @@ def wire_slots(
     others: Sequence[AgentGroup] = (),
     hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
-    """Wire the actors, which all ``policies`` share, and for each policy a group with policy
-    workers and a learner of its own. The actors also act with the
-    ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
-    one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
-    Nothing runs yet."""
-    graph = GraphBuilder(config, start, hooks)
+    """Wire the groups of ``policies``, see `wire_groups`. ``others``: the agent groups of a
+    multi-agent environment beside the first one, which is that of ``config``, ``plan`` and
+    ``spec``."""
     agents = [AgentGroup(algorithm, config, plan, spec), *others]
-    actors = actor_channels(config, plan)
-    memories = group_memories(policies, agents, actors, graph.progress, slot_shape)
-    groups = [
-        SlotsGroup(
-            memory,
-            SlotExchange(
-                memory.slots, memory.channels.actor_wakeups, memory.channels.learner_wakeups
-            ),
-        )
-        for memory in memories
-    ]
     notes = _notes(config, plan, spec, len(policies))
-    wired = PolicyGroups(agents, groups, frozen)
-    return wired.wire(graph, actors, notes, synchronous=plan.synchronous)
+    return wire_groups(SlotsGroup, agents, notes, start, policies, frozen, hooks)
 
 
 class SlotsGroup(GroupWiring[SlotExchange]):
     """A policy whose learners take batches of complete slots, and give the slots back."""
 
+    def slot_shape(self) -> SlotShape:
+        return slot_shape(self.agents.algorithm, self.config, self.plan, self.agents.spec)
+
+    def new_exchange(self) -> SlotExchange:
+        return SlotExchange(self.slots, self.actors.wakeups, self.learner_wakeups)
+
+    @property
+    def synchronous(self) -> bool:
+        return bool(self.plan.synchronous)
+
     def add_learners(self, graph: GraphBuilder) -> Learners:
-        config, plan, channels = self.config, self.plan, self.channels
+        config, plan, wakeups = self.config, self.plan, self.learner_wakeups
         if config.sampler_only:
-            wakeup = channels.learner_wakeups[0]
-            return add_sink(graph, ExperienceSink(self.exchange, wakeup), wakeup)
+            return add_sink(graph, partial(ExperienceSink, self.exchange), wakeups[0])
         batches = [
             SlotBatches(
                 self.exchange,
@@ -89,11 +82,7 @@ class SlotsGroup(GroupWiring[SlotExchange]):
             for index, device in enumerate(learner_devices(config, plan.device))
         ]
         makers = learner_makers(self.new_model, plan, self.policy, batches)
-        return add_learners(graph, config, channels, makers, self.member)
-
-    def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
-        group = super().policy_group(learners, evaluation)
-        return dataclasses.replace(group, synchronous=self.plan.synchronous)
+        return add_learners(graph, config, makers, self.weights, wakeups, self.member, self.node)
 
     def edges(self, prefix: str) -> tuple[Edge, ...]:
         return _edges(self.config, self.plan, prefix)

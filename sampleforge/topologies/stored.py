@@ -16,12 +16,11 @@ from sampleforge.data.config import Source
 from sampleforge.data.dataset import OfflineDataset
 from sampleforge.data.stored_steps import RewardRule, StoredBatches
 from sampleforge.runtime.machine import human_bytes, memory_available, this_machine
-from sampleforge.shared.counters import Progress, RestartBudget
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker, initial_weights
-from sampleforge.topologies.channels import GroupChannels
 from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.devices import member_devices
@@ -149,11 +148,9 @@ def wire_stored(
     graph = GraphBuilder(config, start, hooks)
     new_model = NetworkMaker(algorithm, config, spec, policy.start.seed)
     weights = initial_weights(new_model, policy.start)
-    none = RestartBudget(0, 0)
-    channels = GroupChannels(weights, None, [], [], wakeups(1), none, none)
     batches = _stored_batches(config, plan, spec, policy, graph.progress)
     maker = LearnerMaker(new_model, plan, policy, batches, fit=_fit_units)
-    learners = add_learners(graph, config, channels, [maker])
+    learners = add_learners(graph, config, [maker], weights, wakeups(1))
     evaluation = add_evaluators(graph, config, weights, new_model)
     group = PolicyGroup(
         policy.id,

@@ -13,17 +13,15 @@ from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.torch_settings import limit_threads
-from sampleforge.shared.counters import Progress
 from sampleforge.shared.events import send
 from sampleforge.shared.records import Episodes
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.callback import WorkerCallbacks
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
 from sampleforge.workers.hooks import rollout_hooks, watch_episodes
 from sampleforge.workers.policy_mapping import PolicyMapping, only_policy
 from sampleforge.workers.split import Split, Stepping
 from sampleforge.workers.stream import MAX_IN_A_ROW, REWARD, PolicyPort, Stream, lease
-from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
+from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven, Post
 
 END_RECORDING = "end_recording"
 """The kind of a request; see `ActorWorker.handle`."""
@@ -56,22 +54,18 @@ class ActorWorker(EventDriven):
         make_envs: Sequence[Callable[[], EnvVector]],
         ports: Sequence[PolicyPort | FrozenPort],
         episodes: Episodes,
-        wakeup: Wakeup,
-        progress: Progress,
-        counter_row: int,
+        post: Post,
         mapping: PolicyMapping = only_policy,
         *,
         stepping: Stepping | None = None,
         callbacks: WorkerCallbacks | None = None,
     ) -> None:
-        self.name = f"actor {index}"
+        super().__init__(f"actor {index}", post)
         self._index = index
         self._make_envs = make_envs
         self._ports = ports
         self._episodes = episodes
-        self._wakeup = wakeup
-        self._progress = progress
-        self._counter_row = counter_row
+        self._progress = post.progress
         self._mapping = mapping
         self._stepping = stepping or Stepping()
         self._callbacks = callbacks
@@ -87,7 +81,7 @@ class ActorWorker(EventDriven):
                 port.exchange.take_over(self._index)
 
     def start(self) -> None:
-        self._count = self._progress.counters.row(self._counter_row)
+        super().start()
         self._count["heartbeat"][0] = monotonic()
         self._count["started_rows"][0] = 0
         # Not 0 in a later life, which continues the policy mapping of the previous one.
@@ -290,14 +284,14 @@ class ActorWorker(EventDriven):
     def _count_rebuilt(self, split: Split) -> None:
         if split.env.rebuilt != split.rebuilt:
             faults = self._progress.counters.first_fault
-            faults.put(self._counter_row, f"{split.env.fault}", monotonic())
+            faults.put(self._post.row, f"{split.env.fault}", monotonic())
             self._count["env_restarts"] += split.env.rebuilt - split.rebuilt
             split.rebuilt = split.env.rebuilt
 
     def _count_dropped(self, split: Split, steps: int, why: str) -> None:
         """Count env steps that were dropped because a value was not finite. The driver shows
         ``why`` the first time."""
-        self._progress.counters.note(self._counter_row, f"{self.name}, split {split.index}, {why}")
+        self._progress.counters.note(self._post.row, f"{self.name}, split {split.index}, {why}")
         self._count["nonfinite_steps"] += steps
 
     def _hand_over(self, split: Split) -> None:

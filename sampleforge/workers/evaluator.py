@@ -17,10 +17,8 @@ from sampleforge.env.user_function import import_function
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import Evaluation, EvaluationBoard, Evaluations
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.episode_player import (
     ALL,
     EpisodePlayer,
@@ -29,7 +27,7 @@ from sampleforge.workers.episode_player import (
     evaluation_envs,
     outcome,
 )
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.worker import EventDriven, Post
 
 EXTRA_BYTES = 4096
 """Room for the metrics of a function of the user's own or of the types of agents, as JSON."""
@@ -152,7 +150,6 @@ class EvaluatorChannels:
 
     weights: SharedWeights
     results: Evaluations
-    wakeup: Wakeup
     others: Mapping[int, tuple[NewModel, SharedWeights]] = field(default_factory=dict)
     board: EvaluationBoard | None = None
     tasks: TaskSource | None = None
@@ -175,20 +172,18 @@ class EvaluatorWorker(EventDriven):
         env: EnvConfig,
         new_model: NewModel,
         channels: EvaluatorChannels,
-        progress: Progress,
         settings: EvaluationSettings,
-        counter_row: int,
+        post: Post,
     ) -> None:
         part = settings.part
-        self.name = "evaluator" if part.evaluators == 1 else f"evaluator {part.evaluator}"
+        several = part.evaluators > 1
+        super().__init__(f"evaluator {part.evaluator}" if several else "evaluator", post)
         self._env = env
         self._new_model = new_model
         self._channels = channels
-        self._wakeup = channels.wakeup
-        self._progress = progress
+        self._progress = post.progress
         self._settings = settings
-        self._counter_row = counter_row
-        self._due = self._multiple_after(progress.base_env_steps)
+        self._due = self._multiple_after(post.progress.base_env_steps)
         self._envs: EnvVector | None = None
         self._player: EpisodePlayer | None = None
         self._warned = False
@@ -199,8 +194,8 @@ class EvaluatorWorker(EventDriven):
         self._number = 0  # of the evaluation on the board
 
     def start(self) -> None:
-        self._count = self._progress.counters.row(self._counter_row)
-        self._count["heartbeat"][0] = monotonic()
+        super().start()
+        self._beat()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
         others = self._channels.others.items()
@@ -231,9 +226,6 @@ class EvaluatorWorker(EventDriven):
             self._envs.close()
             self._envs = None
 
-    def _beat(self) -> None:
-        self._count["heartbeat"][0] = monotonic()
-
     def _step(self, player: EpisodePlayer) -> None:
         player.step()
         self._count["split_steps"] += 1
@@ -243,7 +235,7 @@ class EvaluatorWorker(EventDriven):
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
             faults = self._progress.counters.first_fault
-            faults.put(self._counter_row, f"{self._envs.fault}", monotonic())
+            faults.put(self._post.row, f"{self._envs.fault}", monotonic())
             self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
             self._rebuilt = self._envs.rebuilt
 

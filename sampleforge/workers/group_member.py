@@ -233,8 +233,8 @@ class GroupMember:
         self._membership = membership
         self._epoch = membership.epoch
         self._new_learner = new_learner
-        self._counter_row = settings.counter_row
-        self._progress = settings.progress
+        self._counter_row = settings.post.row
+        self._progress = settings.post.progress
         self._weights = settings.weights
         self._debug = debug
         self._snapshot = snapshot

@@ -16,15 +16,13 @@ from sampleforge.ops.running_stats import alone
 from sampleforge.rollouts.batch_source import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.torch_settings import limit_threads
-from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.staging import begin_on
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.callback import WorkerCallbacks
 from sampleforge.workers.hooks import update_hooks
 from sampleforge.workers.learner_change import LOAD, ChangeFollower
 from sampleforge.workers.metrics import Divergence, ReportMetrics
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.worker import EventDriven, Post
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
@@ -40,9 +38,7 @@ class LearnerSettings:
     learners. ``callbacks``: those with hooks in workers, if there are any.
     """
 
-    counter_row: int
-    wakeup: Wakeup
-    progress: Progress
+    post: Post
     save: Save
     weights: SharedWeights | None
     threads: int
@@ -69,8 +65,6 @@ class LearnerWorker(EventDriven):
     before the batch is given back.
     """
 
-    name = "learner"
-
     def __init__(
         self,
         make_learner: Callable[[], Learner],
@@ -79,22 +73,22 @@ class LearnerWorker(EventDriven):
         may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
     ) -> None:
+        super().__init__("learner", settings.post)
         self._make_learner = make_learner
         self._batches = batches
         self._settings = settings
-        self._wakeup = settings.wakeup
         self._may_update = may_update
         self._after_update = after_update
         self._started = False
 
     def start(self) -> None:
+        super().start()
         settings, device = self._settings, self._batches.device
         limit_threads(settings.threads)
         begin_on(device)
         self._learner = self._make_learner()
         self._tell_of_update = update_hooks(settings.callbacks)
         self._metrics = ReportMetrics()
-        self._count = settings.progress.counters.row(settings.counter_row)
         self._divergence = Divergence(self._count, counts=settings.counts_updates)
         averaging = self._learner.averaging
         gather = alone if averaging.solo else averaging.all_gather
@@ -110,7 +104,7 @@ class LearnerWorker(EventDriven):
     def step(self) -> bool:
         moved = self._source.gather()
         if self._taken is None and not self._finished:
-            self._taken = self._source.take(self._settings.progress.fraction)
+            self._taken = self._source.take(self._post.progress.fraction)
         if self._taken is None or not self._may_update():
             return moved
         started = perf_counter()
@@ -131,7 +125,7 @@ class LearnerWorker(EventDriven):
         if settings.counts_updates:
             self._count["updates"][0] = self._learner.version
         self._divergence.check(metrics, self._learner.version - before, batch)
-        env_steps = settings.progress.env_steps
+        env_steps = self._post.progress.env_steps
         if env_steps - self._published_at >= settings.publish_interval:
             self._published_at = env_steps
             self._publish()
@@ -202,19 +196,11 @@ class LearnerWorker(EventDriven):
 class NoLearner(EventDriven):
     """Replaces the learner if experience is only collected. It only answers the driver."""
 
-    name = "sink"
-
-    def __init__(self, wakeup: Wakeup) -> None:
-        self._wakeup = wakeup
-
-    def start(self) -> None:
-        pass
+    def __init__(self, post: Post) -> None:
+        super().__init__("sink", post)
 
     def step(self) -> bool:
         return False
-
-    def wait(self, timeout: float) -> None:
-        self._wakeup.wait(timeout)
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return empty metrics, or None for any other request: there is nothing to save."""
@@ -224,8 +210,8 @@ class NoLearner(EventDriven):
 class ExperienceSink(NoLearner):
     """A `NoLearner` that gives every complete slot back to its actor."""
 
-    def __init__(self, exchange: SlotExchange, wakeup: Wakeup) -> None:
-        super().__init__(wakeup)
+    def __init__(self, exchange: SlotExchange, post: Post) -> None:
+        super().__init__(post)
         self._exchange = exchange
 
     def step(self) -> bool:

@@ -12,11 +12,9 @@ import torch
 from sampleforge.algorithms.acting import Acting
 from sampleforge.rollouts.requests import ACT, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.counters import Counters
 from sampleforge.shared.staging import begin_on
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.staged_acting import StagedActing, fill, gather, scatter
-from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
+from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven, Post
 
 Index = npt.NDArray[np.intp]
 
@@ -33,34 +31,29 @@ class PolicyWorker(EventDriven):
         new_acting: Callable[[], Acting],
         slots: TrajectorySlots,
         requests: InferenceRequests,
-        wakeup: Wakeup,
-        counters: Counters,
-        counter_row: int,
+        post: Post,
         device: torch.device,
         members: int = 1,
     ) -> None:
-        self.name = f"policy {index}"
+        super().__init__(f"policy {index}", post)
         self._new_acting = new_acting
         self._slots = slots
         self._requests = requests
-        self._wakeup = wakeup
-        self._counters = counters
-        self._counter_row = counter_row
         self._actors = requests.served_by(index)
         self._device = device
         self._members = members
 
     def start(self) -> None:
-        self._count = self._counters.row(self._counter_row)
+        super().start()
         self._count["heartbeat"][0] = monotonic() + MODEL_TIMEOUT
         begin_on(self._device)
         self._acting = self._new_acting()
         most = len(self._actors) * self._requests.splits
         self._staged = StagedActing(self._acting, self._slots.shape, self._device, most)
-        self._count["heartbeat"][0] = monotonic()
+        self._beat()
 
     def step(self) -> bool:
-        self._count["heartbeat"][0] = monotonic()
+        self._beat()
         actors, splits = self._requests.waiting(self._actors)
         if not len(actors):
             return False

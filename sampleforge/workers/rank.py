@@ -11,7 +11,6 @@ from typing import Any
 from sampleforge.peers.boards import Board
 from sampleforge.peers.group import RankLost
 from sampleforge.rollouts.batch_source import SlotBatches
-from sampleforge.shared.counters import Counters
 from sampleforge.workers.actor import END_RECORDING, ActorWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
@@ -135,7 +134,6 @@ class RankWorker:
         actor: ActorWorker,
         batches: SlotBatches,
         settings: LearnerSettings,
-        counters: Counters,
         preemption: Preemption,
     ) -> None:
         self._index = member.index
@@ -146,8 +144,8 @@ class RankWorker:
         self._batches = batches
         self._settings = settings
         self._exchange = batches.exchange
-        self._counters = counters
-        self._wakeup = settings.wakeup
+        self._counters = settings.post.progress.counters
+        self._wakeup = settings.post.wakeup
         self._preemption = preemption
 
     def recover(self) -> None:

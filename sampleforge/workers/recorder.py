@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
 from sampleforge.data.rollout_queue import RolloutQueue
 from sampleforge.data.writer import DatasetWriter
-from sampleforge.shared.counters import Counters
-from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.worker import EventDriven, Post
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +32,18 @@ class RecorderWorker(EventDriven):
         queue: RolloutQueue,
         make_writer: Callable[[], DatasetWriter],
         max_bytes: float,
-        wakeup: Wakeup,
-        counters: Counters,
-        counter_row: int,
+        post: Post,
     ) -> None:
-        self.name = "recorder"
+        super().__init__("recorder", post)
         self._queue = queue
         self._make_writer = make_writer
         self._max_bytes = max_bytes
-        self._wakeup = wakeup
-        self._counters = counters
-        self._counter_row = counter_row
         self._writer: DatasetWriter | None = None
         self._told = False
 
     def start(self) -> None:
-        self._count = self._counters.row(self._counter_row)
-        self._count["heartbeat"][0] = monotonic()
+        super().start()
+        self._beat()
         # What earlier lives have written.
         self._before = [float(self._count[name][0]) for name in _COUNTED]
         self._assembler = EpisodeAssembler(self._queue.shape.spec, UNFINISHED_BYTES)
@@ -66,7 +58,7 @@ class RecorderWorker(EventDriven):
 
     def step(self) -> bool:
         """Take a rollout of each actor."""
-        self._count["heartbeat"][0] = monotonic()
+        self._beat()
         moved = any([self._take(actor) for actor in self._queue.ready_actors()])
         writer = self._writer
         if writer is not None and writer.age > SEGMENT_S:
@@ -115,7 +107,7 @@ class RecorderWorker(EventDriven):
     def _finish(self) -> None:
         """Write what was sent so far."""
         while any([self._take(actor) for actor in self._queue.ready_actors()]):
-            self._count["heartbeat"][0] = monotonic()
+            self._beat()
         self._end()
 
     def _end(self) -> None:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from time import monotonic, perf_counter
+from time import perf_counter
 
 import numpy as np
 
+from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter, ShareKeeper
 from sampleforge.replay.observation_stats import ObservationStats
-from sampleforge.replay.shard import ReplayShard
+from sampleforge.replay.shard import ReplayShard, ShardMemory
 from sampleforge.replay.snapshot import ReplayArchive
-from sampleforge.shared.counters import Counters
+from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.rings import next_in_turn
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.worker import EventDriven, Post
+
+
+@dataclass(frozen=True)
+class ReplayChannels:
+    """What the replay workers of a policy share with each other, with actors and with learners, and
+    what outlives each of them: its shard's memory (``memories``), the number of its restarts.
+    ``frames``: those of stored slots, if they are compressed."""
+
+    exchange: ReplayExchange
+    sample_requests: SampleRequests
+    limiter: RateLimiter
+    histograms: ReplayHistograms
+    archive: ReplayArchive
+    memories: Sequence[ShardMemory]
+    wakeups: Sequence[Wakeup]
+    restarts: RestartBudget
+    frames: CompressedFrames | None = None
 
 
 class ReplayWorker(EventDriven):
@@ -31,33 +50,24 @@ class ReplayWorker(EventDriven):
         self,
         index: int,
         make_shard: Callable[[], ReplayShard],
-        exchange: ReplayExchange,
-        sample_requests: SampleRequests,
-        limiter: RateLimiter,
-        histograms: ReplayHistograms,
-        archive: ReplayArchive,
-        wakeup: Wakeup,
-        counters: Counters,
-        counter_row: int,
+        channels: ReplayChannels,
+        post: Post,
     ) -> None:
-        self.name = f"replay {index}"
+        super().__init__(f"replay {index}", post)
         self._index = index
         self._make_shard = make_shard
-        self._exchange = exchange
-        self._sample_requests = sample_requests
-        self._limiter = limiter
-        self._histograms = histograms
-        self._archive = archive
-        self._wakeup = wakeup
-        self._counters = counters
-        self._counter_row = counter_row
+        self._exchange = channels.exchange
+        self._sample_requests = channels.sample_requests
+        self._limiter = channels.limiter
+        self._histograms = channels.histograms
+        self._archive = channels.archive
         self._is_successor = False
 
     def recover(self) -> None:
         self._is_successor = True  # `start` makes the shard first
 
     def start(self) -> None:
-        self._count = self._counters.row(self._counter_row)
+        super().start()
         self._beat()
         self._shard = self._make_shard()
         self._seen = ObservationStats(self._exchange.slots, self._sample_requests.counted)
@@ -85,9 +95,6 @@ class ReplayWorker(EventDriven):
             self._count_lease(actor, 1)
         for slot in self._shard.take_over(leased):
             self._insert(slot)
-
-    def _beat(self) -> None:
-        self._count["heartbeat"][0] = monotonic()
 
     def step(self) -> bool:
         self._beat()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.events import EventLogHandler, EventSender, send_through
 from sampleforge.shared.wakeup import Wakeup
 
@@ -73,14 +74,37 @@ class Worker(Protocol):
         """Release the objects of `start`, even if `start` has failed."""
 
 
+@dataclass(frozen=True)
+class Post:
+    """The post of a worker, which its successor takes over: the ``row`` of the run's counters that
+    it counts in, the ``wakeup`` that ends its waits, and the ``progress`` of the run."""
+
+    row: int
+    wakeup: Wakeup
+    progress: Progress
+
+    def counters(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the worker's own counters by name, see `Counters.row`."""
+        return self.progress.counters.row(self.row)
+
+
 class EventDriven:
-    """A worker that waits for a `Wakeup` and counts the seconds of waiting (``wait_s``). It takes
+    """A worker at a `Post`, which counts the seconds in which it waits (``wait_s``). It takes
     nothing over from its previous life, answers no requests, and has nothing to release."""
 
-    name: str
-
-    _wakeup: Wakeup
     _count: dict[str, npt.NDArray[np.float64]]
+
+    def __init__(self, name: str, post: Post) -> None:
+        self.name = name
+        self._post = post
+        self._wakeup = post.wakeup
+
+    def start(self) -> None:
+        self._count = self._post.counters()
+
+    def _beat(self) -> None:
+        """Show that the worker is alive."""
+        self._count["heartbeat"][0] = monotonic()
 
     def wait(self, timeout: float) -> None:
         started = perf_counter()

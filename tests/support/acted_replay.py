@@ -23,7 +23,7 @@ from sampleforge.replay.samples import SequenceReader, TransitionReader
 from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample, ShardMemory, ShardSlots
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.shared.counters import Counters, Progress, TrainingClock
+from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION, EnvSpec, flatten, leaves
@@ -32,6 +32,7 @@ from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.stream import PolicyPort
 from tests.support.envs import CodeEnv
+from tests.support.posts import some_post
 
 ROWS, DEPTH, N_STEP, GAMMA = 3, 4, 3, 0.9
 CAPACITY, LEASES = 6, 2
@@ -149,9 +150,7 @@ class ActedReplay:
             [make_rows],
             [PolicyPort(0, self.exchange, inference)],
             EpisodeList(),
-            Wakeup(),
-            Progress(self.counted, TrainingClock()),
-            0,
+            some_post(counters=self.counted),
         )
 
     def fill(self, rollouts: int) -> None:

@@ -13,10 +13,10 @@ from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.shard import Prioritisation, ReplayShard, ShardMemory, ShardSlots
 from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.shared.counters import Counters
+from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.graph import COUNTERS
-from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.replay import ReplayChannels, ReplayWorker
+from tests.support.posts import some_post
 from tests.support.replay import ROLLOUT, ROWS, SPEC, STEPS
 
 ACTORS, LEASES, CAPACITY, BATCH, REQUESTS = 2, 2, 4, 8, 4
@@ -62,19 +62,17 @@ class ReplayWorld:
         self.lives += 1
         archive = ReplayArchive([self.wakeup], self.slots, {}, ReplayFolder(Path()))
         histograms = ReplayHistograms(self.requests, 1)
-        counters = Counters(COUNTERS, 1)
-        return ReplayWorker(
-            0,
-            self.new_shard,
+        channels = ReplayChannels(
             self.exchange,
             self.requests,
             self.limiter,
             histograms,
             archive,
-            self.wakeup,
-            counters,
-            0,
+            [self.memory],
+            [self.wakeup],
+            RestartBudget(1, 0),
         )
+        return ReplayWorker(0, self.new_shard, channels, some_post(self.wakeup))
 
     def new_shard(self) -> ReplayShard:
         return ReplayShard(OWN, self.slots, self.memory, self.priority, self.counters, [self.lives])

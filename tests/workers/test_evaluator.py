@@ -32,6 +32,7 @@ from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, Ddp
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.episode_player import EpisodePlayer, PlayedEpisode, evaluation_envs
 from sampleforge.workers.evaluator import EvaluationSettings, EvaluatorChannels, EvaluatorWorker
+from sampleforge.workers.worker import Post
 from tests.support.envs import code_reward, episode_length
 from tests.support.one_weight import OneWeight
 from tests.support.runs import summary, worker
@@ -53,10 +54,9 @@ class Bench:
         self.worker = EvaluatorWorker(
             CODE,
             lambda: self.model,  # type: ignore[arg-type, return-value]
-            EvaluatorChannels(self.weights, self.results, Wakeup()),
-            self.progress,
+            EvaluatorChannels(self.weights, self.results),
             EvaluationSettings(interval, episodes, stochastic=False, seed=3),
-            counter_row=1,
+            Post(1, Wakeup(), self.progress),
         )
         self.publish(0)
         self.worker.start()

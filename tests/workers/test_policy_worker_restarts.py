@@ -25,6 +25,7 @@ from sampleforge.workers.inference import RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.worker import MODEL_TIMEOUT
 from tests.support.kills import kills, live, watched
+from tests.support.posts import some_post
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, until, worker
 from tests.support.slots import some_slots, some_spec
@@ -78,9 +79,7 @@ def policy_worker(
         lambda: policy,  # type: ignore[arg-type, return-value]
         slots,
         requests,
-        Wakeup(),
-        Counters(COUNTERS, 1),
-        0,
+        some_post(),
         torch.device("cpu"),
     )
     made.start()
@@ -312,9 +311,7 @@ def test_a_policy_worker_that_stops_while_it_makes_its_model_has_a_time_limit() 
         make_policy,  # type: ignore[arg-type]
         slots,
         requests,
-        Wakeup(),
-        counters,
-        0,
+        some_post(counters=counters),
         torch.device("cpu"),
     )
     begun = monotonic()

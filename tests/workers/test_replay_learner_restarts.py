@@ -18,6 +18,7 @@ from sampleforge.replay.exchange import SAMPLE, SampleRelay, SampleRequests
 from sampleforge.replay.sample_batches import ChosenSamples, ReadySample
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
+from sampleforge.workers.worker import Post
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.variants import slow
@@ -115,7 +116,7 @@ def test_a_sample_goes_back_once_when_another_learner_is_lost(lost_in: str) -> N
     learner = LearnerWorker(
         lambda: alone,
         Batches(answers, lose if lost_in == "update" else lambda: None),
-        LearnerSettings(0, Wakeup(), progress, unused, None, threads=1),
+        LearnerSettings(Post(0, Wakeup(), progress), unused, None, threads=1),
         after_update=lose if lost_in == "after" else lambda: None,
     )
     learner.start()

@@ -37,6 +37,7 @@ from sampleforge.workers.evaluator import (
     EvaluatorChannels,
     EvaluatorWorker,
 )
+from sampleforge.workers.worker import Post
 from tests.support.envs import code_reward, episode_length
 from tests.support.graphs import build, spec_of
 from tests.support.one_weight import OneWeight
@@ -65,10 +66,9 @@ class Several:
         worker = EvaluatorWorker(
             CODE,
             OneWeight,  # type: ignore[arg-type]
-            EvaluatorChannels(self.weights, self.parts[index], Wakeup(), board=self.board),
-            self.progress,
+            EvaluatorChannels(self.weights, self.parts[index], board=self.board),
             EvaluationSettings(1000, self.episodes, stochastic=False, seed=3, part=part),
-            counter_row=1 + index,
+            Post(1 + index, Wakeup(), self.progress),
         )
         worker.start()
         return worker

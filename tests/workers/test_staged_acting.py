@@ -16,17 +16,16 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.run.session import Session
-from sampleforge.shared.counters import Counters
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.critics_config import SacConfig
 from sampleforge.topologies.dqn_config import ApexConfig
-from sampleforge.topologies.graph import COUNTERS
 from sampleforge.topologies.ppo_config import AppoConfig
 from sampleforge.topologies.pqn_config import PqnConfig
 from sampleforge.workers import policy
 from sampleforge.workers.staged_acting import StagedActing, fill, gather, scatter
+from tests.support.posts import some_post
 from tests.support.recorded_graphs import RecordedGraphs
 
 CPU = torch.device("cpu")
@@ -121,9 +120,7 @@ def test_a_policy_worker_with_graphs_answers_a_power_of_two_and_the_others_next(
     monkeypatch.setattr(policy, "StagedActing", Graphed)
     slots = slots_of_random_steps()
     requests = InferenceRequests(slots.shape, 1, [Wakeup() for _ in range(7)], [Wakeup()])
-    worker = policy.PolicyWorker(
-        *(0, lambda: acting_on(CPU), slots, requests, Wakeup(), Counters(COUNTERS, 1), 0, CPU)
-    )
+    worker = policy.PolicyWorker(0, lambda: acting_on(CPU), slots, requests, some_post(), CPU)
     worker.start()
     answered: list[list[int]] = []
     for actor in range(7):

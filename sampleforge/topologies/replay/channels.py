@@ -19,18 +19,17 @@ from sampleforge.replay.shard import Prioritisation, ReplayShard, ShardMemory, S
 from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder, geometry, saved_bytes
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.graph import GraphBuilder
-from sampleforge.topologies.group_wiring import GroupMemory
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.replay.datasets import shares_of
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.starts import ResumePoint
-from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.replay import ReplayChannels, ReplayWorker
 from sampleforge.workers.worker import Placement
 
 
@@ -112,36 +111,14 @@ def replay_notes(
     return notes
 
 
-@dataclass(frozen=True)
-class ReplayChannels:
-    """What the shards share with actors and learners, and each shard's ``memories``."""
-
-    exchange: ReplayExchange
-    frames: CompressedFrames | None
-    sample_requests: SampleRequests
-    limiter: RateLimiter
-    shard_wakeups: list[Wakeup]
-    histograms: ReplayHistograms
-    archive: ReplayArchive
-    memories: list[ShardMemory]
-    shard_restarts: RestartBudget
-
-
-def replay_channels(memory: GroupMemory) -> ReplayChannels:
-    """Make the channels of the replay of a policy group, near to its slots."""
-    with memory_on(memory.channels.node):
-        return _replay_channels(memory, memory.agents.config, memory.agents.plan)
-
-
-def _replay_channels(
-    memory: GroupMemory, config: ReplayRunConfig, plan: ReplayPlan
-) -> ReplayChannels:
-    slots, channels, algorithm = memory.slots, memory.channels, memory.agents.algorithm
+def replay_channels(group: GroupWiring[ReplayExchange]) -> ReplayChannels:
+    """Make the channels of the replay of a policy group, whose slots there are already."""
+    config, plan, slots, algorithm = group.config, group.plan, group.slots, group.agents.algorithm
     assert algorithm.finish_rollout is not None
     frames = None
     if plan.ring_bytes:
         frames = CompressedFrames(slots.shape, plan.shard_slots, plan.ring_bytes)
-    shard_wakeups, start = wakeups(len(plan.stored_slots)), memory.policy.start
+    shard_wakeups, start = wakeups(len(plan.stored_slots)), group.policy.start
     limiter = RateLimiter(
         ReplayCounters(len(shard_wakeups)),
         plan.item_ratio,
@@ -160,29 +137,29 @@ def _replay_channels(
         config.prefetch_batches,
         plan.batch_size,
         shard_wakeups,
-        channels.learner_wakeups[0],
+        group.learner_wakeups[0],
         _counted(config, slots.shape.spec),
     )
     return ReplayChannels(
         exchange=ReplayExchange(
             slots,
-            channels.actor_wakeups,
+            group.actors.wakeups,
             shard_wakeups,
             plan.leases,
-            algorithm.finish_rollout(config, channels.weights),
+            algorithm.finish_rollout(config, group.weights),
             shares_of(config, plan),
         ),
         frames=frames,
         sample_requests=sample_requests,
         limiter=limiter,
-        shard_wakeups=shard_wakeups,
+        wakeups=shard_wakeups,
         histograms=ReplayHistograms(sample_requests, len(shard_wakeups)),
         archive=archive,
         memories=[
             ShardMemory(count, slots.shape.items, prioritised=config.priority_exponent > 0)
             for count in plan.shard_slots
         ],
-        shard_restarts=RestartBudget(len(shard_wakeups), config.max_worker_restarts),
+        restarts=RestartBudget(len(shard_wakeups), config.max_worker_restarts),
     )
 
 
@@ -208,7 +185,7 @@ class ShardMaker:
         store = None
         if replay.frames is not None:
             store = FrameStore(index, replay.frames, slots, self.plan.frame_buffers_of(index))
-        life = replay.shard_restarts.life(index)
+        life = replay.restarts.life(index)
         seed = [self.start.seed, self.start.resumes, index, *([life] if life else [])]
         memory, counters = replay.memories[index], replay.limiter.replay_counters
         return ReplayShard(self.own, slots, memory, self.priority, counters, seed, store)
@@ -225,20 +202,9 @@ def add_shards(
     """Add the shards of a policy that begins at ``start``."""
     counts = plan.shard_slots
     priority = Prioritisation(config.priority_exponent, config.priority_epsilon)
-    for index, wakeup in enumerate(replay.shard_wakeups):
+    for index, wakeup in enumerate(replay.wakeups):
         own = ShardSlots(index, sum(counts[:index]), counts[index], plan.stored_slots[index])
-        row = graph.new_row()
-        worker = ReplayWorker(
-            index,
-            ShardMaker(own, replay, plan, priority, start),
-            replay.exchange,
-            replay.sample_requests,
-            replay.limiter,
-            replay.histograms,
-            replay.archive,
-            wakeup,
-            graph.counters,
-            row,
-        )
-        restart = RestartAlone(replay.shard_restarts, index)
-        graph.add("replay", worker, row, wakeup, placement, restart, in_checkpoint=saves(config))
+        post = graph.post(wakeup)
+        worker = ReplayWorker(index, ShardMaker(own, replay, plan, priority, start), replay, post)
+        restart = RestartAlone(replay.restarts, index)
+        graph.add("replay", worker, post, placement, restart, in_checkpoint=saves(config))

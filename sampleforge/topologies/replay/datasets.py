@@ -19,7 +19,6 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ActingMaker, PolicySeeds
-from sampleforge.topologies.channels import ActorChannels
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.graph import Edge, GraphBuilder
@@ -102,11 +101,10 @@ class DatasetSeed:
         return [start.seed, DATASET_STREAM, self.dataset, start.resumes, life]
 
 
-def add_dataset_actors(
-    graph: GraphBuilder, channels: ActorChannels, group: GroupWiring[ReplayExchange]
-) -> None:
+def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) -> None:
     """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
     config, exchange, start = group.config, group.exchange, group.policy.start
+    channels = group.actors
     spec, lives = exchange.slots.shape.spec, channels.restart_budget
     folders = dataset_folders(config, spec)
     precision, _ = choose_precision(config, ACTS_ON, config.model.has_pixels(spec.observations))
@@ -116,15 +114,13 @@ def add_dataset_actors(
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
         place = partial(ActingPlace, precision=precision, given=rows.actions)
         seeds = PolicySeeds(index, start, lives.life)
-        acting = ActingMaker(group.new_model, group.channels.weights, seeds, ACTS_ON, place)
+        acting = ActingMaker(group.new_model, group.weights, seeds, ACTS_ON, place)
         port = PolicyPort(0, exchange, LocalInference(acting, exchange.slots, 1, index))
-        row, wakeup = graph.new_row(), channels.wakeups[index]
-        worker = ActorWorker(
-            index, [rows.make], [port], channels.episodes, wakeup, graph.progress, row
-        )
+        post = graph.post(channels.wakeups[index])
+        worker = ActorWorker(index, [rows.make], [port], channels.episodes, post)
         worker.name = f"dataset {number}"
         placement = Placement(niceness=config.worker_niceness)
-        graph.add("dataset", worker, row, wakeup, placement, RestartAlone(lives, index))
+        graph.add("dataset", worker, post, placement, RestartAlone(lives, index))
 
 
 def dataset_edges(config: ReplayRunConfig, plan: ReplayPlan, shards: str) -> tuple[Edge, ...]:

@@ -22,9 +22,9 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.devices import learner_devices
-from sampleforge.topologies.replay.channels import ReplayChannels
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.starts import ResumePoint
+from sampleforge.workers.replay import ReplayChannels
 
 
 def sample_batches(

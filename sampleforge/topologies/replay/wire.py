@@ -8,36 +8,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.replay.exchange import ReplayExchange
+from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.channels import actor_channels
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.devices import describe_learners
 from sampleforge.topologies.evaluator import AddedEvaluators
 from sampleforge.topologies.graph import Edge, Exploration, Graph, GraphBuilder, PolicyGroup, Row
-from sampleforge.topologies.group_wiring import (
-    GroupMemory,
-    GroupWiring,
-    group_memories,
-    sampler_edges,
-)
+from sampleforge.topologies.group_wiring import GroupWiring, sampler_edges
 from sampleforge.topologies.learner_group import (
     Learners,
     add_learners,
     add_sink,
     learner_makers,
+    placement_on,
 )
-from sampleforge.topologies.policy_groups import PolicyGroups
+from sampleforge.topologies.policy_groups import wire_groups
 from sampleforge.topologies.replay.channels import (
-    ReplayChannels,
     add_shards,
     replay_channels,
     replay_notes,
@@ -50,6 +44,7 @@ from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import NoLearner
+from sampleforge.workers.replay import ReplayChannels
 
 
 def _sequence_notes(config: ReplayRunConfig) -> tuple[str, ...]:
@@ -155,74 +150,82 @@ def wire_replay(
     others: Sequence[AgentGroup] = (),
     hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
-    """Wire the actors, which all ``policies`` share, and for each policy a group with policy
-    workers, replay shards and a learner of its own. The actors also act with the
-    ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
-    one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
-    Nothing runs yet."""
-    graph = GraphBuilder(config, start, hooks)
+    """Wire the groups of ``policies``, see `wire_groups`. ``others``: the agent groups of a
+    multi-agent environment beside the first one, which is that of ``config``, ``plan`` and
+    ``spec``."""
     agents = [AgentGroup(algorithm, config, plan, spec), *others]
-    actors = actor_channels(config, plan)
-    memories = group_memories(policies, agents, actors, graph.progress, stored_shape)
-    groups = [replay_group(memory) for memory in memories]
-    if config.datasets:
-        (only,) = groups  # a config with data has one policy
-        add_dataset_actors(graph, actors, only)
-    wired, notes = PolicyGroups(agents, groups, frozen), run_notes(config, plan, spec)
-    return wired.wire(graph, actors, notes, overlapping=config.sequences is not None)
+    notes = run_notes(config, plan, spec)
+    return wire_groups(ReplayGroup, agents, notes, start, policies, frozen, hooks)
 
 
-def replay_group(memory: GroupMemory) -> ReplayGroup:
-    """Return a policy group with its replay. With a ladder of exploration, its env rows have the
-    steps."""
-    algorithm, config, plan = memory.agents.algorithm, memory.agents.config, memory.agents.plan
-    replay, ladder = replay_channels(memory), None
-    if plan.envs and algorithm.exploration is not None:
-        ladder = ladder_of(algorithm, config, plan)
-    return ReplayGroup(memory, replay.exchange, replay, ladder)
-
-
-@dataclass(frozen=True)
 class ReplayGroup(GroupWiring[ReplayExchange]):
     """A policy whose rollouts stay in replay shards, from which its learners draw samples.
-    ``ladder``: the exploration of its env rows, the largest first (None: all explore alike)."""
+    ``replay``: the channels of the shards."""
 
     replay: ReplayChannels
-    ladder: torch.Tensor | None
+
+    def slot_shape(self) -> SlotShape:
+        return stored_shape(self.agents.algorithm, self.config, self.plan, self.agents.spec)
+
+    def new_exchange(self) -> ReplayExchange:
+        self.replay = replay_channels(self)
+        return self.replay.exchange
+
+    @property
+    def overlapping(self) -> bool:
+        return self.config.sequences is not None
+
+    @property
+    def ladder(self) -> torch.Tensor | None:
+        """The exploration of its env rows, the largest first (None: all explore alike)."""
+        algorithm = self.agents.algorithm
+        if not self.plan.envs or algorithm.exploration is None:
+            return None
+        return ladder_of(algorithm, self.config, self.plan)
 
     @property
     def row_exploration(self) -> torch.Tensor | None:
-        return None if self.ladder is None else of_rows(self.ladder, self.plan)
+        ladder = self.ladder
+        return None if ladder is None else of_rows(ladder, self.plan)
+
+    def add_sources(self, graph: GraphBuilder) -> None:
+        if self.config.datasets:
+            add_dataset_actors(graph, self)
 
     def add_learners(self, graph: GraphBuilder) -> Learners:
         """Add the shards, and the learner, or several that have equal parts of each sample."""
-        config, plan, channels, start = self.config, self.plan, self.channels, self.policy.start
-        add_shards(graph, self.replay, config, plan, start, channels.placement)
-        notes = replay_notes(config, plan, self.exchange.slots, self.replay.archive, start)
+        config, plan, start, wakeups = (
+            self.config,
+            self.plan,
+            self.policy.start,
+            self.learner_wakeups,
+        )
+        add_shards(graph, self.replay, config, plan, start, placement_on(self.node))
+        notes = replay_notes(config, plan, self.slots, self.replay.archive, start)
         if config.sampler_only:
-            wakeup = channels.learner_wakeups[0]
-            return add_sink(graph, NoLearner(wakeup), wakeup).with_notes(notes)
-        batches = sample_batches(config, plan, start, self.replay, channels.learner_wakeups)
+            return add_sink(graph, NoLearner, wakeups[0]).with_notes(notes)
+        batches = sample_batches(config, plan, start, self.replay, wakeups)
         learners = add_learners(
             graph,
             config,
-            channels,
             learner_makers(self.new_model, plan, self.policy, batches),
+            self.weights,
+            wakeups,
             self.member,
+            self.node,
             publish_interval=max(1, config.weights_refresh_interval // 2),
             extra_bytes=8 * plan.batch_size // config.num_learners,  # errors, as float64
         )
         return learners.with_notes(notes)
 
     def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
-        ladder, memory, replay = self.ladder, self.memory, self.replay
+        ladder, replay = self.ladder, self.replay
+        explored = None
+        if ladder is not None:
+            explored = exploration(ladder, self.plan, self.index, self.members)
         return dataclasses.replace(
             super().policy_group(learners, evaluation),
-            exploration=(
-                None
-                if ladder is None
-                else exploration(ladder, self.plan, memory.index, memory.members)
-            ),
+            exploration=explored,
             archive=replay.archive if saves(self.config) else None,
             histograms=replay.histograms,
         )
