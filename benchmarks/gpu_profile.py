@@ -37,9 +37,10 @@ from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.builders import make_learner, seeded
+from sampleforge.topologies.builders import seeded
 from sampleforge.topologies.critics_config import SacConfig
 from sampleforge.topologies.critics_defaults import resolve_defaults
+from sampleforge.topologies.learner_maker import make_learner
 from sampleforge.topologies.ppo_config import AppoConfig
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.pairings import network_maker, plan_of

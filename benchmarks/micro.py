@@ -37,7 +37,8 @@ from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.newest import SharedWeights
-from sampleforge.topologies.builders import initial_weights, make_learner
+from sampleforge.topologies.builders import initial_weights
+from sampleforge.topologies.learner_maker import make_learner
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.inference import LocalInference
 from tests.support.pairings import network_maker, plan_of

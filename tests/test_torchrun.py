@@ -24,7 +24,8 @@ from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ranks import backend_and_device, check_world
+from sampleforge.topologies.devices import backend_and_device
+from sampleforge.topologies.ranks_plan import check_world
 from sampleforge.torchrun import follower_graph
 from sampleforge.workers.group_member import MetricsSync
 from tests.support.rank_threads import on_ranks

@@ -108,7 +108,7 @@ def rank_info(
 ) -> dict[str, Any]:
     """Return the values that this rank sends to rank 0 before it starts, which
     `rendezvous.peer_mismatch` compares."""
-    from sampleforge.topologies.ranks import backend_and_device
+    from sampleforge.topologies.devices import backend_and_device
 
     return {
         "host": socket.gethostname(),

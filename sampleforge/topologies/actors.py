@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sampleforge.data.rollout_queue import RolloutQueue
+from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
@@ -23,6 +23,7 @@ from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import FrozenStart
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
+from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.split import IndependentStepping
 from sampleforge.workers.stream import PolicyPort
@@ -50,6 +51,33 @@ def frozen_group(
             start.start.resume.weights(model)
         pool.put(0, model.state_dict(), 0)
     return FrozenGroup(start.id, pool, new_model, start.start.seed)
+
+
+def policy_port(
+    group: GroupWiring[Any],
+    number: int,
+    actor: int,
+    plan: SamplerPlan,
+    recorded: RolloutQueue | None,
+) -> PolicyPort:
+    """Return the port of an actor to a policy group, the ``number``-th of the graph. ``plan``: of
+    the actors; ``recorded``: the queue to the recorder (None: nothing is recorded)."""
+    inference: Inference
+    if group.requests is None:
+        slots = group.slots
+        # Agents with the same policy share a forward pass, and so do streams that wait.
+        together = plan.variable or (slots.shape.spec.num_agents > 1 and not slots.stacks)
+        inference = LocalInference(
+            group.new_acting(actor),
+            slots,
+            plan.num_streams,
+            actor,
+            group.members,
+            together=together,
+        )
+    else:
+        inference = RemoteInference(group.requests, actor)
+    return PolicyPort(number, group.exchange, inference, sender(recorded, actor))
 
 
 def add_actors(
@@ -80,7 +108,7 @@ def add_actors(
         if plan.variable:
             envs = in_threads(envs, wakeup)
         ports: list[PolicyPort | FrozenPort] = [
-            *(group.port(i, index, plan, recorded) for i, group in enumerate(groups)),
+            *(policy_port(group, i, index, plan, recorded) for i, group in enumerate(groups)),
             *(frozen_port(each, len(groups) + i, index) for i, each in enumerate(frozen)),
         ]
         post = graph.post(wakeup)

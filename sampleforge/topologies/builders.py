@@ -14,11 +14,6 @@ import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, NewSeed
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.algorithms.averaging import Averaging
-from sampleforge.algorithms.config import LearnerConfig
-from sampleforge.algorithms.experience import WHOLE, Share
-from sampleforge.algorithms.flat_parameters import FlatParameters
-from sampleforge.algorithms.learning import LearnerPlace, Tensors
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import POLICY_STREAM, row_seeds
@@ -68,66 +63,6 @@ class NetworkMaker:
     def __call__(self) -> Any:
         with seeded(self.seed), usual_torch():
             return self.algorithm.new_network(self.config, self.spec)
-
-
-def make_learner(
-    maker: NetworkMaker,
-    plan: Any,
-    start: ResumePoint,
-    averaging: Averaging | None = None,
-    *,
-    varies: bool = False,
-    share: Share = WHOLE,
-    device: str | None = None,
-) -> Any:
-    """Return the learner of the network that ``maker`` makes, with its initial state, or that of
-    the checkpoint. ``varies``: the number of env steps of a batch varies. ``share``: the part of
-    each batch that this learner has, if there are several; ``device``: this learner's (default:
-    the plan's)."""
-    config = maker.config
-    if isinstance(config, LearnerConfig):
-        config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
-    # The seed of noise is the one after those of all actors and policy workers.
-    after = plan.num_workers + plan.num_policy_workers if isinstance(plan, SamplerPlan) else 0
-    place = LearnerPlace(
-        torch.device(device or plan.device),
-        plan.precision,
-        start.seed,
-        policy_seed(after, start),
-        averaging or Averaging(),
-        plan.batch_size if varies else None,
-        share,
-        maker.spec,
-    )
-    network = maker()
-    with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
-        learner = maker.algorithm.new_learner(config, network, place)
-    if start.resume is not None:
-        start.resume.learner(learner)
-    return learner
-
-
-def new_state(maker: NetworkMaker, plan: Any, start: ResumePoint) -> Tensors:
-    """Return the tensors of the state of a new learner: those of any later state are as large."""
-    start = dataclasses.replace(start, resume=None)
-    tensors: Tensors = make_learner(maker, plan, start, device="cpu").state()[0]
-    return tensors
-
-
-class _Measuring(Averaging):
-    """Counts the bytes of the gradients that a learner would exchange with others."""
-
-    nbytes = 0
-
-    def follow(self, flat: FlatParameters) -> None:
-        self.nbytes += sum(chunk.gradient.nbytes for chunk in flat.chunks)
-
-
-def gradient_bytes(maker: NetworkMaker, plan: Any, start: ResumePoint) -> int:
-    """Return the bytes of the gradients of all networks that a learner trains."""
-    measuring = _Measuring()
-    make_learner(maker, plan, dataclasses.replace(start, resume=None), measuring, device="cpu")
-    return measuring.nbytes
 
 
 def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:

@@ -4,15 +4,18 @@ launched as CUDA graphs, and the rendezvous of those that are several."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sampleforge.config import ConfigError, typed
 from sampleforge.peers.group import Member, Rendezvous
 from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.peers.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes, resolve_device, this_machine
+from sampleforge.runtime.numa import NumaNode, node_for_group
+from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.workers.config import LearnersConfig
+from sampleforge.workers.worker import EVERYWHERE, Placement
 
 
 class GroupRendezvous(NamedTuple):
@@ -127,3 +130,25 @@ def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
         ),
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def placement_on(node: NumaNode | None) -> Placement:
+    """Return the placement of a worker on a NUMA node (None: anywhere)."""
+    return EVERYWHERE if node is None else Placement(node.cores)
+
+
+def group_node(index: int, config: SlotsRunConfig | ReplayRunConfig, plan: Any) -> NumaNode | None:
+    """Return the NUMA node for the workers of the ``index``-th policy group other than the actors;
+    None for anywhere. Learners on GPUs may be anywhere: which node is near to a GPU is not
+    known."""
+    on_cpu = plan.device == "cpu" and all(name == "cpu" for name in config.learner_devices)
+    if not on_cpu or config.serial or not config.set_workers_cpu_affinity:
+        return None
+    return node_for_group(index, config.num_learners * plan.learner_threads + plan.servers)
+
+
+def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
+    """Return (the backend, the reason for it as text, this rank's device)."""
+    devices = member_devices(device, world.local_size)
+    backend, why = choose_backend(devices)
+    return backend, why, devices[world.local_rank]

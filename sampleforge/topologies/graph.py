@@ -29,9 +29,8 @@ from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import END_RUN, RestartRule
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
-from sampleforge.workers.worker import Placement, Post, StopFlag, Worker
+from sampleforge.workers.worker import EVERYWHERE, Placement, Post, StopFlag, Worker
 
-EVERYWHERE = Placement()
 Role = Literal["actor", "policy", "replay", "learner", "rank", "evaluator", "recorder", "dataset"]
 """The kind of a worker; a rank is an actor and a learner in one process, a dataset an actor that
 reads its steps from a dataset."""
@@ -281,7 +280,14 @@ class GraphBuilder:
         worker.name = self._prefix + worker.name
         assert all(node.name != worker.name for node in self._nodes), worker.name
         node = Node(
-            *(worker, role, post.wakeup, post.row, placement, restart), tuple(envs), in_checkpoint
+            worker,
+            role,
+            post.wakeup,
+            post.row,
+            placement,
+            restart,
+            tuple(envs),
+            in_checkpoint,
         )
         self._nodes.append(node)
         return node

@@ -9,32 +9,23 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.runtime.numa import NumaNode, memory_on, node_for_group
+from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.counters import Progress, RestartBudget
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import (
-    ActingMaker,
-    PolicySeeds,
-    acting_maker,
-    initial_weights,
-)
-from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
+from sampleforge.topologies.builders import ActingMaker, PolicySeeds, acting_maker, initial_weights
+from sampleforge.topologies.devices import group_node, placement_on
 from sampleforge.topologies.evaluator import AddedEvaluators, Playing, add_evaluators
 from sampleforge.topologies.graph import AddedGroup, Edge, GraphBuilder, PolicyGroup
-from sampleforge.topologies.learner_group import Learners, placement_on
+from sampleforge.topologies.learner_group import Learners
 from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import PolicyStart
-from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
-from sampleforge.workers.stream import PolicyPort
 
 E = TypeVar("E", bound=RolloutExchange)
 
@@ -130,6 +121,18 @@ class GroupWiring(ABC, Generic[E]):
         """Add the workers beside the actors that fill its slots, if there are any."""
         return
 
+    def sampler_edges(self, prefix: str, learner: str) -> tuple[Edge, ...]:
+        """Return the channels of requests, and of the weights that ``learner`` publishes."""
+        actors = f"{self.plan.num_workers} actors"
+        if self.plan.inference == "inline":
+            return (Edge(learner, actors, "weights"),)
+        policies = f"{self.plan.num_policy_workers} {prefix}policy workers"
+        return (
+            Edge(actors, policies, "request (split, slot, t)"),
+            Edge(policies, actors, "answer; the actions lie in the slot"),
+            Edge(learner, policies, "weights"),
+        )
+
     def add(self, graph: GraphBuilder, prefix: str, playing: Playing) -> AddedGroup:
         """Add its workers. ``prefix``: of their names; ``playing``: the policies that play the
         other agent groups in evaluations."""
@@ -171,28 +174,6 @@ class GroupWiring(ABC, Generic[E]):
             self.new_model, self.weights, self.plan, seeds, self.progress, self.row_exploration
         )
 
-    def port(
-        self, number: int, actor: int, plan: SamplerPlan, recorded: RolloutQueue | None
-    ) -> PolicyPort:
-        """Return the port of an actor to this group, the ``number``-th of the graph. ``plan``: of
-        the actors; ``recorded``: the queue to the recorder (None: nothing is recorded)."""
-        inference: Inference
-        if self.requests is None:
-            slots = self.slots
-            # Agents with the same policy share a forward pass, and so do streams that wait.
-            together = plan.variable or (slots.shape.spec.num_agents > 1 and not slots.stacks)
-            inference = LocalInference(
-                self.new_acting(actor),
-                slots,
-                plan.num_streams,
-                actor,
-                self.members,
-                together=together,
-            )
-        else:
-            inference = RemoteInference(self.requests, actor)
-        return PolicyPort(number, self.exchange, inference, sender(recorded, actor))
-
     def _add_policy_workers(self, graph: GraphBuilder) -> None:
         """Add its policy workers, if it has any."""
         for index, wakeup in enumerate(self.policy_wakeups):
@@ -209,27 +190,3 @@ class GroupWiring(ABC, Generic[E]):
             )
             restart = RestartAlone(self.policy_restarts, index)
             graph.add("policy", worker, post, placement_on(self.node), restart)
-
-
-def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:
-    """Return the edges of requests, and of the weights that ``learner`` publishes. ``group``: the
-    prefix of the group's worker names."""
-    actors = f"{plan.num_workers} actors"
-    if plan.inference == "inline":
-        return (Edge(learner, actors, "weights"),)
-    policies = f"{plan.num_policy_workers} {group}policy workers"
-    return (
-        Edge(actors, policies, "request (split, slot, t)"),
-        Edge(policies, actors, "answer; the actions lie in the slot"),
-        Edge(learner, policies, "weights"),
-    )
-
-
-def group_node(index: int, config: SlotsRunConfig | ReplayRunConfig, plan: Any) -> NumaNode | None:
-    """Return the NUMA node for the workers of the ``index``-th policy group other than the actors;
-    None for anywhere. Learners on GPUs may be anywhere: which node is near to a GPU is not
-    known."""
-    on_cpu = plan.device == "cpu" and all(name == "cpu" for name in config.learner_devices)
-    if not on_cpu or config.serial or not config.set_workers_cpu_affinity:
-        return None
-    return node_for_group(index, config.num_learners * plan.learner_threads + plan.servers)

@@ -4,30 +4,26 @@ which is replaced if its process is killed."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
 from sampleforge.algorithms.averaging import Averaging
-from sampleforge.algorithms.captured import CudaGraphs
-from sampleforge.algorithms.experience import WHOLE, Share
-from sampleforge.algorithms.learning import Tensors
-from sampleforge.models.forward import compile_passes
 from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import join_solo
-from sampleforge.rollouts.batch_source import Batches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import NumaNode
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, make_learner, new_state
-from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
-from sampleforge.topologies.devices import GroupRendezvous, local_rendezvous, uses_cuda_graphs
-from sampleforge.topologies.graph import EVERYWHERE, GraphBuilder, Node
-from sampleforge.topologies.members import MemberChannels, begin_with
+from sampleforge.topologies.devices import (
+    GroupRendezvous,
+    local_rendezvous,
+    placement_on,
+)
+from sampleforge.topologies.graph import GraphBuilder, Node
+from sampleforge.topologies.learner_maker import (
+    LearnerMaker,
+)
+from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember, Membership
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner
@@ -47,83 +43,12 @@ class Learners(NamedTuple):
         return self._replace(notes=(*before, *self.notes))
 
 
-@dataclass(frozen=True)
-class LearnerMaker:
-    """Makes one of the learners of a policy, in its own process.
-
-    ``plan``: the topology's. ``batches``: what it learns from, on its device. ``share``: its part
-    of each batch. ``varies``: the number of env steps of a batch varies. ``fit(learner, batches)``:
-    called with a new learner, unless it resumes (None: nothing is).
-    """
-
-    network: NetworkMaker
-    plan: Any
-    policy: PolicyStart
-    batches: Batches
-    share: Share = WHOLE
-    varies: bool = False
-    fit: Callable[[Any, Any], None] | None = None
-
-    def __call__(self, averaging: Averaging) -> Any:
-        """Return the learner with its initial state, or that of the checkpoint."""
-        start, device = self.policy.start, self.batches.device
-        learner = make_learner(
-            self.network,
-            self.plan,
-            start,
-            averaging,
-            varies=self.varies,
-            share=self.share,
-            device=str(device),
-        )
-        _compile_or_capture(self.network.config, learner, device)
-        if start.resume is None:
-            if self.fit is not None:
-                self.fit(learner, self.batches)
-            begin_with(learner, self.policy.hyperparameters)
-        return learner
-
-    def new_state(self) -> Tensors:
-        """Return the tensors of the state of a new learner."""
-        return new_state(self.network, self.plan, self.policy.start)
-
-    def gradient_bytes(self) -> int:
-        """Return the bytes of the gradients of all networks that the learner trains."""
-        return gradient_bytes(self.network, self.plan, self.policy.start)
-
-
-def _compile_or_capture(config: Any, learner: Any, device: torch.device) -> None:
-    """Compile the passes of a learner with --compile, and have it launch its work by graphs if it
-    can."""
-    if getattr(config, "compile", False):
-        compile_passes(learner.model)
-    runs = isinstance(config, SlotsRunConfig | ReplayRunConfig)
-    if runs and uses_cuda_graphs(config, str(device)):
-        learner.use_graphs(CudaGraphs(device))
-
-
-def placement_on(node: NumaNode | None) -> Placement:
-    """Return the placement of a worker on a NUMA node (None: anywhere)."""
-    return EVERYWHERE if node is None else Placement(node.cores)
-
-
 def add_sink(
     graph: GraphBuilder, new_sink: Callable[[Post], NoLearner], wakeup: Wakeup
 ) -> Learners:
     """Add what stands for the learner of a run that only collects experience."""
     post = graph.post(wakeup)
     return Learners((graph.add("learner", new_sink(post), post),))
-
-
-def learner_makers(
-    network: NetworkMaker, plan: Any, policy: PolicyStart, batches: Sequence[Batches]
-) -> list[LearnerMaker]:
-    """Return what makes the learners of a policy, one for each of ``batches``, of which each is an
-    equal part of every batch."""
-    return [
-        LearnerMaker(network, plan, policy, own, Share(index, len(batches)))
-        for index, own in enumerate(batches)
-    ]
 
 
 def add_learners(

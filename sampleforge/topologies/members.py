@@ -6,9 +6,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.env.wrapper import VectorWrapper
@@ -16,8 +15,9 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard
 from sampleforge.shared.newest import TaskBoard
 from sampleforge.spec import ENV_PREFIX
-from sampleforge.topologies.builders import EnvMaker, Lives, MakeEnv, NetworkMaker, new_state
+from sampleforge.topologies.builders import EnvMaker, Lives, MakeEnv, NetworkMaker
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, SlotsRunConfig
+from sampleforge.topologies.learner_maker import new_state
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.learner_change import (
@@ -161,16 +161,6 @@ def member_channels(
     counts_sampled = isinstance(config, ReplayRunConfig)
     inbox = ChangeInbox(new_state(network, plan, start)) if config.pbt else None
     return MemberChannels(policy, board, counts_sampled, plan.max_policy_lag, inbox)
-
-
-def begin_with(learner: Learner, own: Mapping[str, Any]) -> None:
-    """Give a new learner its ``own`` hyperparameters, those in which it differs from the config."""
-    if not own:
-        return
-    shaping = {name: value for name, value in own.items() if name.startswith(ENV_PREFIX)}
-    learner.change({name: value for name, value in own.items() if name not in shaping})
-    if shaping:
-        learner.tag["shaping"] = shaping
 
 
 def acting_plan(config: SlotsRunConfig | ReplayRunConfig, plan: P, members: int) -> P:

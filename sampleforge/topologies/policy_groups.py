@@ -12,7 +12,15 @@ from sampleforge.topologies.actors import add_actors, frozen_group
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.datasets import add_recorder, rollout_queue
 from sampleforge.topologies.evaluator import first_of_each_group
-from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, group_prefix
+from sampleforge.topologies.graph import (
+    AddedGroup,
+    Edge,
+    FrozenGroup,
+    Graph,
+    GraphBuilder,
+    Recording,
+    group_prefix,
+)
 from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan
@@ -37,7 +45,7 @@ def wire_groups(
     ``new_group``: the topology's `GroupWiring`. ``agents``: the agent groups, of which the first
     has the run's config and plan. ``hooks``: of the run's callbacks. Raises ConfigError if the
     slots of all policies together do not fit into shared memory."""
-    config, plan, spec = agents[0].config, agents[0].plan, agents[0].spec
+    config, plan = agents[0].config, agents[0].plan
     nbytes = [agents[policy.group].plan.shared_bytes for policy in policies]
     check_memory_of_groups(nbytes)
     graph = GraphBuilder(config, start, hooks)
@@ -50,28 +58,11 @@ def wire_groups(
         new_group(index, policy, agents[policy.group], actors, graph.progress, len(policies))
         for index, policy in enumerate(policies)
     ]
-    mapping = seat_mapping(
-        spec,
-        policies,
-        frozen,
-        plan,
-        start.seed,
-        synchronous=groups[0].synchronous,
-        overlapping=groups[0].overlapping,
-        population=config.pbt,
-        function=config.policy_mapping,
-    )
     weights = {group.policy.id: group.weights for group in groups}
     others = [
         frozen_group(each, agents[each.group].maker(each.start.seed), weights) for each in frozen
     ]
-    acting = acting_plan(config, plan, len(groups))
-    shape = groups[0].slots.shape
-    queue = rollout_queue(config, spec, shape, plan.num_workers, acting.num_streams)
-    for group in groups:
-        group.add_sources(graph)
-    add_actors(graph, actors, groups, mapping, config, acting, others, queue)
-    recording = add_recorder(graph, config, queue, len(groups))
+    recording = _add_sampling(graph, agents[0], actors, groups, frozen, others)
     playing = first_of_each_group(
         [(group.policy.group, group.new_model, group.weights) for group in groups],
         [
@@ -83,14 +74,9 @@ def wire_groups(
     for group in groups:
         prefix = group_prefix(group.policy.id, len(groups))
         added[prefix] = group.add(graph.of_group(prefix), prefix, playing)
-    count = len(graph.having("actor"))
     return graph.build(
         groups=[each.group for each in added.values()],
-        edges=[
-            *(edge for each in added.values() for edge in each.edges),
-            *([Edge(f"{count} actors", "driver", "finished episodes")] if count else []),
-            *(edge for each in added.values() for edge in each.evaluation),
-        ],
+        edges=_edges(graph, list(added.values())),
         notes=[
             *_notes_of_several(nbytes, population=config.pbt),
             *notes,
@@ -100,6 +86,47 @@ def wire_groups(
         frozen=others,
         recording=recording,
     )
+
+
+def _add_sampling(
+    graph: GraphBuilder,
+    run: AgentGroup,
+    actors: ActorChannels,
+    groups: Sequence[GroupWiring[Any]],
+    starts: Sequence[FrozenStart],
+    frozen: Sequence[FrozenGroup],
+) -> Recording | None:
+    """Add the workers that fill slots, and the recorder of what they sample, if there is one.
+    ``run``: the first agent group, which has the run's config and plan; ``starts``: of the
+    ``frozen`` policies."""
+    config, plan = run.config, run.plan
+    mapping = seat_mapping(
+        run.spec,
+        [group.policy for group in groups],
+        starts,
+        plan,
+        graph.start.seed,
+        synchronous=groups[0].synchronous,
+        overlapping=groups[0].overlapping,
+        population=config.pbt,
+        function=config.policy_mapping,
+    )
+    acting, shape = acting_plan(config, plan, len(groups)), groups[0].slots.shape
+    queue = rollout_queue(config, run.spec, shape, plan.num_workers, acting.num_streams)
+    for group in groups:
+        group.add_sources(graph)
+    add_actors(graph, actors, groups, mapping, config, acting, frozen, queue)
+    return add_recorder(graph, config, queue, len(groups))
+
+
+def _edges(graph: GraphBuilder, added: Sequence[AddedGroup]) -> list[Edge]:
+    """Return the channels of all groups, then those of the actors and of the evaluators."""
+    actors = len(graph.having("actor"))
+    return [
+        *(edge for each in added for edge in each.edges),
+        *([Edge(f"{actors} actors", "driver", "finished episodes")] if actors else []),
+        *(edge for each in added for edge in each.evaluation),
+    ]
 
 
 def _notes_of_several(nbytes: Sequence[int], *, population: bool) -> tuple[str, ...]:

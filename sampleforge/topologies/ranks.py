@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.config import ConfigError, typed
+from sampleforge.config import ConfigError
 from sampleforge.peers.boards import GroupEpoch, RolloutBoard, StoreBoard
 from sampleforge.peers.rendezvous import StartupRendezvous
-from sampleforge.peers.torch_group import Backend
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.newest import StateSnapshot
 from sampleforge.shared.records import EpisodeList, EpisodeQueue
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import NetworkMaker, gradient_bytes, new_state
-from sampleforge.topologies.config import AnyConfig, RanksRunConfig
+from sampleforge.topologies.builders import NetworkMaker
+from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.datasets import add_recorder, rollout_queue
-from sampleforge.topologies.devices import choose_backend, local_rendezvous, member_devices
+from sampleforge.topologies.devices import (
+    backend_and_device,
+    local_rendezvous,
+    member_devices,
+)
 from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.rank import RankContext, add_rank
+from sampleforge.topologies.learner_maker import gradient_bytes, new_state
+from sampleforge.topologies.rank import add_rank
+from sampleforge.topologies.rank_actor import RankContext
 from sampleforge.topologies.ranks_plan import acts_on_device, slot_shape
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart, ResumePoint
@@ -140,46 +144,6 @@ def notes(
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )
-
-
-def check_world(config: AnyConfig, world: World) -> RanksRunConfig:
-    """Return the config as that of a rank of ``world``. Raises ConfigError if such a run is not
-    possible under torchrun."""
-    if not isinstance(config, RanksRunConfig):
-        raise ConfigError(
-            f"WORLD_SIZE is {world.size}, as torchrun sets it, but {config.algo} is of one "
-            "machine, and every process would train by itself; use ddppo, or start it without "
-            "torchrun"
-        )
-    if config.num_ranks not in (None, world.size):
-        raise ConfigError(
-            f"--num-ranks is {config.num_ranks} (as asked for, or by the preset), but WORLD_SIZE "
-            f"is {world.size}; under torchrun leave it out, or give --num-ranks None"
-        )
-    if config.record is not None:
-        raise ConfigError(
-            f"{typed('record', config.record)}: ranks that torchrun starts share no memory with a "
-            "recorder; leave it out, or use --num-ranks instead of torchrun"
-        )
-    for name in ("serial", "benchmark"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"--{name} is for one machine without torchrun, which has set WORLD_SIZE to "
-                f"{world.size}; leave it out, or use --num-ranks instead of torchrun"
-            )
-    if world.max_attempts and config.run_dir is None:
-        raise ConfigError(
-            f"torchrun may start the ranks again {world.max_attempts} times (--max-restarts), but "
-            "without --run-dir each start has a new folder and finds no checkpoint; give --run-dir"
-        )
-    return config
-
-
-def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
-    """Return (the backend, the reason for it as text, this rank's device)."""
-    devices = member_devices(device, world.local_size)
-    backend, why = choose_backend(devices)
-    return backend, why, devices[world.local_rank]
 
 
 def wire_world(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import RanksRunConfig
+from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 from sampleforge.topologies.policy_lag import minibatches, policy_lag
 from sampleforge.topologies.sampler_plan import (
     Plan,
@@ -157,3 +157,36 @@ def _envs_per_rank(config: RanksRunConfig, rollout: int, splits: int) -> int:
             f"learns from one rollout of each of its envs; leave it out, or use {near}"
         )
     return envs or (batch or 0) // rollout
+
+
+def check_world(config: AnyConfig, world: World) -> RanksRunConfig:
+    """Return the config as that of a rank of ``world``. Raises ConfigError if such a run is not
+    possible under torchrun."""
+    if not isinstance(config, RanksRunConfig):
+        raise ConfigError(
+            f"WORLD_SIZE is {world.size}, as torchrun sets it, but {config.algo} is of one "
+            "machine, and every process would train by itself; use ddppo, or start it without "
+            "torchrun"
+        )
+    if config.num_ranks not in (None, world.size):
+        raise ConfigError(
+            f"--num-ranks is {config.num_ranks} (as asked for, or by the preset), but WORLD_SIZE "
+            f"is {world.size}; under torchrun leave it out, or give --num-ranks None"
+        )
+    if config.record is not None:
+        raise ConfigError(
+            f"{typed('record', config.record)}: ranks that torchrun starts share no memory with a "
+            "recorder; leave it out, or use --num-ranks instead of torchrun"
+        )
+    for name in ("serial", "benchmark"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name} is for one machine without torchrun, which has set WORLD_SIZE to "
+                f"{world.size}; leave it out, or use --num-ranks instead of torchrun"
+            )
+    if world.max_attempts and config.run_dir is None:
+        raise ConfigError(
+            f"torchrun may start the ranks again {world.max_attempts} times (--max-restarts), but "
+            "without --run-dir each start has a new folder and finds no checkpoint; give --run-dir"
+        )
+    return config

@@ -17,13 +17,9 @@ from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import describe_learners, learner_devices
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder
-from sampleforge.topologies.group_wiring import GroupWiring, sampler_edges
-from sampleforge.topologies.learner_group import (
-    Learners,
-    add_learners,
-    add_sink,
-    learner_makers,
-)
+from sampleforge.topologies.group_wiring import GroupWiring
+from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
+from sampleforge.topologies.learner_maker import learner_makers
 from sampleforge.topologies.policy_groups import wire_groups
 from sampleforge.topologies.sampler_plan import (
     Plan,
@@ -85,22 +81,18 @@ class SlotsGroup(GroupWiring[SlotExchange]):
         return add_learners(graph, config, makers, self.weights, wakeups, self.member, self.node)
 
     def edges(self, prefix: str) -> tuple[Edge, ...]:
-        return _edges(self.config, self.plan, prefix)
-
-
-def _edges(config: SlotsRunConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
-    """Return the edges of one policy group. ``group``: the prefix of its worker names."""
-    actors = f"{plan.num_workers} actors"
-    several = config.num_learners > 1
-    learners = f"{config.num_learners} {group}learners" if several else f"{group}learner"
-    rollout = f"slot of {plan.rollout} steps x {plan.rows} rows"
-    together = "gradients, summed at every minibatch; counts and moments"
-    return (
-        Edge(actors, learners, f"ready {rollout} ({plan.slots_per_batch} a batch)"),
-        Edge(learners, actors, f"free slot ({plan.slots} in circulation)"),
-        *([Edge(learners, learners, together)] if several else []),
-        *sampler_edges(plan, group, f"{group}learner 0" if several else learners),
-    )
+        config, plan = self.config, self.plan
+        actors = f"{plan.num_workers} actors"
+        several = config.num_learners > 1
+        learners = f"{config.num_learners} {prefix}learners" if several else f"{prefix}learner"
+        rollout = f"slot of {plan.rollout} steps x {plan.rows} rows"
+        together = "gradients, summed at every minibatch; counts and moments"
+        return (
+            Edge(actors, learners, f"ready {rollout} ({plan.slots_per_batch} a batch)"),
+            Edge(learners, actors, f"free slot ({plan.slots} in circulation)"),
+            *([Edge(learners, learners, together)] if several else []),
+            *self.sampler_edges(prefix, f"{prefix}learner 0" if several else learners),
+        )
 
 
 def _notes(config: SlotsRunConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:

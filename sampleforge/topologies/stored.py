@@ -26,7 +26,8 @@ from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.devices import member_devices
 from sampleforge.topologies.evaluator import add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.learner_group import LearnerMaker, add_learners
+from sampleforge.topologies.learner_group import add_learners
+from sampleforge.topologies.learner_maker import LearnerMaker
 from sampleforge.topologies.sampler_plan import choose_precision, learner_threads
 from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks

@@ -142,6 +142,9 @@ class Placement:
     niceness: int = 0
 
 
+EVERYWHERE = Placement()
+
+
 @dataclass(frozen=True)
 class WorkerContext:
     """The log file of a worker's process, and the folder for its working directory, into which

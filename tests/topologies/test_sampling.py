@@ -149,7 +149,7 @@ def test_learner_and_policy_workers_share_one_of_several_numa_nodes(
         (tmp_path / f"node{node}" / "cpulist").write_text(cores)
     monkeypatch.setattr("sampleforge.runtime.numa.available_cores", lambda: list(range(8)))
     on_two = partial(node_for_group, folder=tmp_path)
-    monkeypatch.setattr("sampleforge.topologies.group_wiring.node_for_group", on_two)
+    monkeypatch.setattr("sampleforge.topologies.devices.node_for_group", on_two)
     for module in ("topologies.actors", "runtime.machine"):
         monkeypatch.setattr(f"sampleforge.{module}.available_cores", lambda: [0, 4])
     of_graph = nodes_of(graph := build(config(inference="worker"))[0])

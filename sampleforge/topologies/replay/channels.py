@@ -23,6 +23,7 @@ from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
+from sampleforge.topologies.devices import placement_on
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.replay.datasets import shares_of
@@ -30,7 +31,6 @@ from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.replay import ReplayChannels, ReplayWorker
-from sampleforge.workers.worker import Placement
 
 
 def saves(config: ReplayRunConfig) -> bool:
@@ -192,15 +192,11 @@ class ShardMaker:
 
 
 def add_shards(
-    graph: GraphBuilder,
-    replay: ReplayChannels,
-    config: ReplayRunConfig,
-    plan: ReplayPlan,
-    start: ResumePoint,
-    placement: Placement,
+    graph: GraphBuilder, group: GroupWiring[ReplayExchange], replay: ReplayChannels
 ) -> None:
-    """Add the shards of a policy that begins at ``start``."""
-    counts = plan.shard_slots
+    """Add the shards of a policy group."""
+    config, plan, start = group.config, group.plan, group.policy.start
+    counts, placement = plan.shard_slots, placement_on(group.node)
     priority = Prioritisation(config.priority_exponent, config.priority_epsilon)
     for index, wakeup in enumerate(replay.wakeups):
         own = ShardSlots(index, sum(counts[:index]), counts[index], plan.stored_slots[index])

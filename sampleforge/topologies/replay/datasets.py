@@ -21,7 +21,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ActingMaker, PolicySeeds
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
-from sampleforge.topologies.graph import Edge, GraphBuilder
+from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
@@ -121,16 +121,3 @@ def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) 
         worker.name = f"dataset {number}"
         placement = Placement(niceness=config.worker_niceness)
         graph.add("dataset", worker, post, placement, RestartAlone(lives, index))
-
-
-def dataset_edges(config: ReplayRunConfig, plan: ReplayPlan, shards: str) -> tuple[Edge, ...]:
-    """Return the edges of the datasets to the replay ``shards``."""
-    rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows"
-    return tuple(
-        Edge(
-            f"dataset {number}",
-            shards,
-            f"{rollout} from {source.name}, {source.weight:.0%} of the experience",
-        )
-        for number, source in enumerate(config.datasets)
-    )

@@ -17,7 +17,7 @@ from sampleforge.replay.histograms import BINS, count_positive, evenly, histogra
 from sampleforge.run.reports.policy_statistics import ReturnsByExploration
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Exploration
-from sampleforge.topologies.replay.wire import exploration, ladder_of
+from sampleforge.topologies.replay.ladder import exploration, ladder_of
 from tests.support.apex_graphs import (
     apex_config,
     batches_of,

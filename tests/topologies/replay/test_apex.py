@@ -20,8 +20,13 @@ from sampleforge.rollouts.slots import Owner
 from sampleforge.runners.base import WorkerDied
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.replay.ladder import (
+    exploration_thirds,
+    ladder_index,
+    ladder_of,
+    of_rows,
+)
 from sampleforge.topologies.replay.plan import ReplayPlan
-from sampleforge.topologies.replay.wire import exploration_thirds, ladder_index, ladder_of, of_rows
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
