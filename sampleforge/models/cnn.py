@@ -14,7 +14,7 @@ against 166-201, bf16 59 against 60-87; forward of 16, fp32 2.6 against 2.5-2.9,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +35,15 @@ from sampleforge.spec import ArraySpec
 
 CPU_PIECE = 128
 """Number of images that go through the convolutions at a time on a CPU."""
+Convolutions = Callable[[int, int, Activation, bool], list[nn.Module]]
+"""Makes the modules that map [N, channels, H, W] to [N, *], of which the first is a Conv2d, from
+the number of channels, the smaller of H and W, the activation, and whether there are LayerNorms."""
 
 
-class DictEncoder(nn.Module):
-    """Encodes each image leaf by convolutions and a dense layer of ``cnn_features``, and all other
-    leaves together by the MLP's layers; returns the concatenation. Subclasses define the
-    convolutions."""
+class ImageEncoder(nn.Module):
+    """Encodes each image leaf by the convolutions that ``config.encoder`` names and a dense layer
+    of ``cnn_features``, and all other leaves together by the MLP's layers; returns the
+    concatenation."""
 
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         super().__init__()
@@ -52,11 +55,7 @@ class DictEncoder(nn.Module):
                 f"--model.encoder {config.encoder}: no observation leaf is encoded as pixels or "
                 f"planes ({'; '.join(lines)}); use mlp or auto, or --model.encode LEAF=pixels"
             )
-        self.layer_norm = bool(config.layer_norm)
-        act = activation(config.activation, "relu")
-        towers = (
-            ImageTower(spec, found[name], self, config, act) for name, spec in self.images.items()
-        )
+        towers = (ImageTower(spec, found[name], config) for name, spec in self.images.items())
         self.towers = nn.ModuleList(towers)
         self.out_features = config.cnn_features * len(self.images)
         rest = {name: spec for name, spec in observations.items() if name not in self.images}
@@ -71,10 +70,6 @@ class DictEncoder(nn.Module):
             )
             self.out_features += self.dense.out_features
 
-    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
-        """Return the modules that map [N, channels, H, W] to [N, *]; the first is a Conv2d."""
-        raise NotImplementedError
-
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts = [tower(obs[name]) for tower, name in zip(self.towers, self.images, strict=True)]
         if self.vector is not None:
@@ -85,15 +80,9 @@ class DictEncoder(nn.Module):
 class ImageTower(nn.Module):
     """Encodes one image leaf, [N, ...] -> [N, cnn_features]."""
 
-    def __init__(
-        self,
-        spec: ArraySpec,
-        encoding: Encoding,
-        family: DictEncoder,
-        config: ModelConfig,
-        act: Activation,
-    ) -> None:
+    def __init__(self, spec: ArraySpec, encoding: Encoding, config: ModelConfig) -> None:
         super().__init__()
+        act, layer_norm = activation(config.activation, "relu"), bool(config.layer_norm)
         self.is_channel_last = encoding.channel_last
         self.scale = 1.0 if encoding.has_statistics else encoding.factor
         """The factor of what arrives: what is normalised has its scale already."""
@@ -101,12 +90,12 @@ class ImageTower(nn.Module):
         """Whether a batch goes through the convolutions in pieces on a CPU. An export sets it to
         False, because the number of pieces depends on the size of the batch."""
         c, h, w = image_size(spec.shape, self.is_channel_last)
-        stem, *rest = family.convolutions(c, min(h, w), act)
+        stem, *rest = CONVOLUTIONS[config.encoder](c, min(h, w), act, layer_norm)
         assert isinstance(stem, nn.Conv2d)
         self.stem, self.rest = stem, nn.Sequential(*rest)
         with torch.no_grad():
             flat = self._convolve(torch.zeros(1, c, h, w), 1.0).flatten(1).shape[1]
-        self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=bool(config.layer_norm))
+        self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=layer_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._with_channels(x)
@@ -159,44 +148,42 @@ class Activate(nn.Module):
         return self.act(x)
 
 
-class NatureCNN(DictEncoder):
+def nature_cnn(
+    channels: int, smaller_side: int, act: Activation, layer_norm: bool
+) -> list[nn.Module]:
     """The CNN of Mnih et al. 2015: 32 8x8/4, 64 4x4/2, 64 3x3/1. For images with a side below 36
     pixels, which are too small for it: 16 3x3/1, 32 3x3 (stride 1 below 16 pixels, as for MinAtar,
     else 2)."""
-
-    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
-        layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-        if smaller_side < 36:
-            layers = [(16, 3, 1), (32, 3, 1 if smaller_side < 16 else 2)]
-        return _stack(channels, layers, act, self.layer_norm)
+    layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    if smaller_side < 36:
+        layers = [(16, 3, 1), (32, 3, 1 if smaller_side < 16 else 2)]
+    return _stack(channels, layers, act, layer_norm)
 
 
-class DqnCNN(DictEncoder):
+def dqn_cnn(channels: int, smaller_side: int, act: Activation, layer_norm: bool) -> list[nn.Module]:
     """The CNN of Mnih et al. 2013 (arXiv 1312.5602), which A3C has too: 16 8x8/4, 32 4x4/2. Of an
     84x84x4 screen it takes a third of Nature CNN's multiplications (with 256 --model.cnn-features,
     as there: 2.9M instead of 9.3M)."""
-
-    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
-        if smaller_side < 20:
-            raise ConfigError(
-                f"--model.encoder dqn_cnn needs images of at least 20x20 pixels, not "
-                f"{smaller_side} on a side; use nature_cnn"
-            )
-        return _stack(channels, [(16, 8, 4), (32, 4, 2)], act, self.layer_norm)
+    if smaller_side < 20:
+        raise ConfigError(
+            f"--model.encoder dqn_cnn needs images of at least 20x20 pixels, not "
+            f"{smaller_side} on a side; use nature_cnn"
+        )
+    return _stack(channels, [(16, 8, 4), (32, 4, 2)], act, layer_norm)
 
 
-class DoomCNN(DictEncoder):
+def doom_cnn(
+    channels: int, smaller_side: int, act: Activation, layer_norm: bool
+) -> list[nn.Module]:
     """The CNN of Petrenko et al. 2020 (arXiv 2006.11751, appendix): 32 8x8/4, 64 4x4/2, 128 3x3/2.
     It leaves 18 positions of a screen of 128x72, where Nature CNN leaves 60."""
-
-    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
-        if smaller_side < 44:
-            raise ConfigError(
-                f"model.encoder doom_cnn needs images of at least 44x44 pixels, not {smaller_side} "
-                "on a side; use nature_cnn"
-            )
-        layers = [(32, 8, 4), (64, 4, 2), (128, 3, 2)]
-        return _stack(channels, layers, act, self.layer_norm)
+    if smaller_side < 44:
+        raise ConfigError(
+            f"model.encoder doom_cnn needs images of at least 44x44 pixels, not {smaller_side} "
+            "on a side; use nature_cnn"
+        )
+    layers = [(32, 8, 4), (64, 4, 2), (128, 3, 2)]
+    return _stack(channels, layers, act, layer_norm)
 
 
 def _stack(
@@ -214,23 +201,23 @@ def _stack(
     return modules
 
 
-class ImpalaResNet(DictEncoder):
+def impala_resnet(
+    channels: int, smaller_side: int, act: Activation, layer_norm: bool
+) -> list[nn.Module]:
     """The ResNet of Espeholt et al. 2018 (arXiv 1802.01561, figure 3, large): 16, 32, 32 channels,
     each with a convolution, a 3x3/2 max-pool and two residual blocks."""
-
-    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
-        if self.layer_norm:
-            raise ConfigError(
-                "--model.layer-norm --model.encoder impala_resnet: its residual blocks have no "
-                "normalisation; leave it out, or use nature_cnn"
-            )
-        modules: list[nn.Module] = []
-        for width in (16, 32, 32):
-            conv = orthogonal_(nn.Conv2d(channels, width, 3, padding=1))
-            blocks = [Residual(width, act), Residual(width, act)]
-            modules += [conv, nn.MaxPool2d(3, 2, padding=1), *blocks]
-            channels = width
-        return [*modules, Activate(act)]
+    if layer_norm:
+        raise ConfigError(
+            "--model.layer-norm --model.encoder impala_resnet: its residual blocks have no "
+            "normalisation; leave it out, or use nature_cnn"
+        )
+    modules: list[nn.Module] = []
+    for width in (16, 32, 32):
+        conv = orthogonal_(nn.Conv2d(channels, width, 3, padding=1))
+        blocks = [Residual(width, act), Residual(width, act)]
+        modules += [conv, nn.MaxPool2d(3, 2, padding=1), *blocks]
+        channels = width
+    return [*modules, Activate(act)]
 
 
 class Residual(nn.Module):
@@ -246,3 +233,11 @@ class Residual(nn.Module):
         inner = self.first(self.pure_act(x))
         out: Tensor = x + self.second(self.act(inner))
         return out
+
+
+CONVOLUTIONS: dict[str, Convolutions] = {
+    "nature_cnn": nature_cnn,
+    "dqn_cnn": dqn_cnn,
+    "doom_cnn": doom_cnn,
+    "impala_resnet": impala_resnet,
+}

@@ -20,10 +20,10 @@ from sampleforge.spec import ACTION_MASK, ArraySpec
 
 _BUILT_IN = {
     "mlp": "sampleforge.models.encoders:MLP",
-    "nature_cnn": "sampleforge.models.cnn:NatureCNN",
-    "dqn_cnn": "sampleforge.models.cnn:DqnCNN",
-    "doom_cnn": "sampleforge.models.cnn:DoomCNN",
-    "impala_resnet": "sampleforge.models.cnn:ImpalaResNet",
+    "nature_cnn": "sampleforge.models.cnn:ImageEncoder",
+    "dqn_cnn": "sampleforge.models.cnn:ImageEncoder",
+    "doom_cnn": "sampleforge.models.cnn:ImageEncoder",
+    "impala_resnet": "sampleforge.models.cnn:ImageEncoder",
 }
 TRIED_ROWS = 2
 """Observations that a user's encoder is tried with when it is created."""
@@ -75,7 +75,8 @@ def make_encoder(
     """Return a new encoder of all leaves but the action mask. ``floats``: leaves that it gets as
     floats whatever their dtype, because they are normalised. Raises ConfigError if the class does
     not exist or is not an encoder, or if its output has another width than it says."""
-    name = resolve_encoder(config, observations).encoder
+    config = resolve_encoder(config, observations)
+    name = config.encoder
     encoder = _load(_BUILT_IN.get(name, name))(encoded_leaves(observations), config)
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")

@@ -27,13 +27,15 @@ def test_every_name_is_in_the_file_that_the_page_says(name: str, file: str) -> N
     assert re.search(rf"\b{last}\b", (REPO / file).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("topology", "name"), [("slots", "SlotsGroup"), ("replay", "ReplayGroup")])
+@pytest.mark.parametrize(
+    ("file", "name"), [("slots.py", "SlotsGroup"), ("replay/wire.py", "ReplayGroup")]
+)
 def test_a_topology_with_several_policies_wires_them_where_the_page_says(
-    topology: str, name: str
+    file: str, name: str
 ) -> None:
-    wire = REPO / "sampleforge" / "topologies" / topology / "wire.py"
+    wire = REPO / "sampleforge" / "topologies" / file
     assert f"class {name}(GroupWiring[" in wire.read_text(encoding="utf-8")
-    assert f"`{name}`" in PAGE
+    assert f"`{name}` (`{file}`)" in " ".join(PAGE.split())
 
 
 def test_the_recipe_of_a_worker_names_all_that_the_builder_of_the_graph_needs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from sampleforge.algorithms.flat_parameters import flatten as flatten_parameters
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.cnn import DoomCNN, DqnCNN, ImpalaResNet, NatureCNN
+from sampleforge.models.cnn import ImageEncoder
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import register_encoder, resolve_encoder
 from sampleforge.models.encoders import MLP, OneHot, Vector, activation, derivative, out_of_place
@@ -176,11 +177,15 @@ def test_bfloat16_keeps_heads_values_and_state_in_float32(core: Any) -> None:
     assert not torch.equal(rough.values, exact.values)
 
 
+def image_encoder(name: str, image: ArraySpec, **kwargs: Any) -> ImageEncoder:
+    return ImageEncoder({"obs": image}, ModelConfig(encoder=name, **kwargs))
+
+
 def test_images_of_either_layout_give_the_same_features() -> None:
     image = torch.randint(0, 256, (2, 3, 40, 44), dtype=torch.uint8)
     torch.manual_seed(0)
-    chw = NatureCNN({"obs": ArraySpec((3, 40, 44), "uint8")}, ModelConfig(cnn_features=8))
-    hwc = NatureCNN({"obs": ArraySpec((40, 44, 3), "uint8")}, ModelConfig(cnn_features=8))
+    chw = image_encoder("nature_cnn", ArraySpec((3, 40, 44), "uint8"), cnn_features=8)
+    hwc = image_encoder("nature_cnn", ArraySpec((40, 44, 3), "uint8"), cnn_features=8)
     hwc.load_state_dict(chw.state_dict())
     by_hand = torch.relu_(chw.towers[0].stem(image / 255.0))  # type: ignore[union-attr, operator]
     for layer in list(chw.towers[0].rest)[1:]:  # type: ignore[union-attr, arg-type]
@@ -203,7 +208,8 @@ def test_layer_norm_stands_between_each_layer_and_its_activation() -> None:
     for weight, bias in mlp.layers:
         x = torch.tanh(normalised(x @ weight.T + bias, (1,)))
     torch.testing.assert_close(mlp({"obs": vector}), x, atol=1e-5, rtol=1e-4)
-    cnn = NatureCNN({"obs": ArraySpec((3, 40, 44), "float32")}, config)
+    image_leaf = {"obs": ArraySpec((3, 40, 44), "float32")}
+    cnn = ImageEncoder(image_leaf, replace(config, encoder="nature_cnn"))
     image = x = torch.randn(2, 3, 40, 44)
     tower: Any = cnn.towers[0]
     for conv in (tower.stem, *(m for m in tower.rest if isinstance(m, nn.Conv2d))):
@@ -212,7 +218,7 @@ def test_layer_norm_stands_between_each_layer_and_its_activation() -> None:
     x = torch.relu(normalised(x.flatten(1) @ weight.T + bias, (1,)))
     torch.testing.assert_close(cnn({"obs": image}), x, atol=1e-5, rtol=1e-4)
     with pytest.raises(ConfigError, match=r"--model\.layer-norm --model\.encoder impala_resnet"):
-        ImpalaResNet({"obs": ArraySpec((3, 40, 44), "float32")}, config)
+        ImageEncoder(image_leaf, replace(config, encoder="impala_resnet"))
 
 
 def test_passes_by_hand_and_in_numpy_are_left_to_torch_where_layers_are_normalised() -> None:
@@ -225,29 +231,29 @@ def test_passes_by_hand_and_in_numpy_are_left_to_torch_where_layers_are_normalis
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(8, 8, 3), (1, 20, 35), (10, 10, 10), (84, 84, 4), (9, 60, 1)])
-@pytest.mark.parametrize("family", [NatureCNN, ImpalaResNet])
-def test_images_of_every_size_work(shape: tuple[int, ...], family: Any) -> None:
-    encoder = family({"obs": ArraySpec(shape, "uint8")}, ModelConfig(cnn_features=12))
+@pytest.mark.parametrize("name", ["nature_cnn", "impala_resnet"])
+def test_images_of_every_size_work(shape: tuple[int, ...], name: str) -> None:
+    encoder = image_encoder(name, ArraySpec(shape, "uint8"), cnn_features=12)
     assert encoder({"obs": torch.zeros(2, *shape, dtype=torch.uint8)}).shape == (2, 12)
 
 
 def test_doom_cnn_is_that_of_the_paper_and_refuses_what_is_too_small_for_it() -> None:
-    encoder = DoomCNN({"obs": ArraySpec((72, 128, 3), "uint8")}, ModelConfig())
+    encoder = image_encoder("doom_cnn", ArraySpec((72, 128, 3), "uint8"))
     assert encoder.towers[0].dense.weight_0.shape == (512, 3 * 6 * 128)  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"not 40 on a side; use nature_cnn"):
-        DoomCNN({"obs": ArraySpec((40, 60, 3), "uint8")}, ModelConfig())
+        image_encoder("doom_cnn", ArraySpec((40, 60, 3), "uint8"))
 
 
 def test_dqn_cnn_is_that_of_the_paper_and_refuses_what_is_too_small_for_it() -> None:
-    encoder = DqnCNN({"obs": ArraySpec((84, 84, 4), "uint8")}, ModelConfig(cnn_features=256))
+    encoder = image_encoder("dqn_cnn", ArraySpec((84, 84, 4), "uint8"), cnn_features=256)
     assert encoder.towers[0].dense.weight_0.shape == (256, 32 * 9 * 9)  # type: ignore[union-attr]
-    assert DqnCNN({"obs": ArraySpec((20, 20, 4), "uint8")}, ModelConfig()).out_features == 512
+    assert image_encoder("dqn_cnn", ArraySpec((20, 20, 4), "uint8")).out_features == 512
     with pytest.raises(ConfigError, match=r"not 19 on a side; use nature_cnn"):
-        DqnCNN({"obs": ArraySpec((19, 60, 3), "uint8")}, ModelConfig())
+        image_encoder("dqn_cnn", ArraySpec((19, 60, 3), "uint8"))
 
 
 def test_impala_leaves_the_input_of_a_residual_block_alone() -> None:
-    encoder = ImpalaResNet({"obs": ArraySpec((3, 12, 12), "float32")}, ModelConfig())
+    encoder = image_encoder("impala_resnet", ArraySpec((3, 12, 12), "float32"))
     block = encoder.towers[0].rest[1]  # type: ignore[union-attr, index]
     x = torch.randn(2, 16, 6, 6)
     kept = x.clone()

@@ -47,16 +47,13 @@ class LocalJobs(Jobs):
         for name, work in works.items():
             assert name not in self._jobs, name
             place = min(set(range(self.limit)) - set(self._places.values()))
-            task = LocalTask(
-                work,
-                OwnerProcess.of_this_process(),
-                cores_of(place, self.limit, self._cores),
-                gpu_of(place, gpu_names()),
-            )
+            launcher = OwnerProcess.of_this_process()
+            cores = cores_of(place, self.limit, self._cores)
+            gpu = gpu_of(place, gpu_names())
             # A Ctrl-C of the terminal goes to all of its processes: submitit would kill its task
             # within a second, before the last checkpoint.
             with _blocked(_OF_TERMINAL):
-                job = self._executor.submit(task)
+                job = self._executor.submit(run_task, work, launcher, cores, gpu)
             self._jobs[name], self._places[name] = job, place
             self._logs[name] = Path(job.paths.stderr)
 
@@ -108,27 +105,19 @@ class OwnerProcess:
             return False
 
 
-@dataclass(frozen=True)
-class LocalTask:
-    """What submitit's process runs: ``work`` on some of the ``cores`` and on one ``gpu`` (None: on
-    any), which ends with the ``launcher``."""
-
-    work: Work
-    launcher: OwnerProcess
-    cores: tuple[int, ...]
-    gpu: str | None
-
-    def __call__(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the work has something to save
-        end_with(self.launcher)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, self.cores)
-        # submitit hides all GPUs from a job that has not asked for any.
-        if self.gpu is None:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
-        self.work()
+def run_task(work: Work, launcher: OwnerProcess, cores: tuple[int, ...], gpu: str | None) -> None:
+    """Do the ``work`` of submitit's process on some of the ``cores`` and on one ``gpu`` (None: on
+    any). The process ends with the ``launcher``."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the work has something to save
+    end_with(launcher)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    # submitit hides all GPUs from a job that has not asked for any.
+    if gpu is None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    work()
 
 
 def end_with(launcher: OwnerProcess) -> None:
