@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sampleforge.tools.jobs.jobs import EndingInOrder, Jobs, Work
+from sampleforge.tools.jobs.training_job import Status, TrainingJob, with_outcome
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,30 @@ class JobsAtOnce(Jobs):
         ended = list(self._jobs)
         self._jobs.clear()
         return ended
+
+
+Reports = Callable[[Any], Iterable[dict[str, Any]]]
+"""Returns the reports of a training with a config."""
+
+
+class TrainingsAtOnce(JobsAtOnce):
+    """Trainings that take no time and write the ``reports`` of their configs; one whose reports
+    raise an error has failed."""
+
+    def __init__(self, reports: Reports, limit: int = 1, killed: Sequence[str] = ()) -> None:
+        super().__init__(limit, killed)
+        self._reports = reports
+
+    def start(self, works: Mapping[str, Work]) -> None:
+        trainings: dict[str, Work] = {}
+        for name, work in works.items():
+            assert isinstance(work, TrainingJob)
+            folder = Path(str(work.config.run_dir))
+            trainings[name] = partial(with_outcome, folder, partial(self._train, work.config))
+        super().start(trainings)
+
+    def _train(self, config: Any) -> Status:
+        with (Path(config.run_dir) / "metrics.jsonl").open("a") as file:
+            for report in self._reports(config):
+                file.write(json.dumps(report) + "\n")
+        return "finished"

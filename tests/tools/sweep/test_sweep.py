@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.tools.jobs.jobs import LaunchFailed, Work
+from sampleforge.tools.jobs.jobs import LaunchFailed
 from sampleforge.tools.jobs.training_job import (
-    Outcome,
-    TrainingJob,
     is_asked_to_stop,
-    write_outcome,
 )
 from sampleforge.tools.plots.sweep import axis_of, draw_sweep, picture
 from sampleforge.tools.sweep.spec import read_spec
 from sampleforge.tools.sweep.sweep import Sweep
-from tests.support.jobs import JobsAtOnce
+from tests.support.jobs import JobsAtOnce, TrainingsAtOnce
 from tests.support.processes import RunCli
 
 SPEC = """
@@ -33,30 +31,14 @@ search: {gamma: {low: 0.5, high: 0.99}, exploration: {choices: [entropy, symmetr
 STEPS = 10
 
 
-@dataclass(frozen=True)
-class FakeTraining:
-    """Reports ten times, in which the return grows towards 100 gamma, until it is asked to stop."""
-
-    config: Any
-
-    def __call__(self) -> None:
-        folder = Path(self.config.run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "metrics.jsonl").open("a") as file:
-            for step in range(1, STEPS + 1):
-                value = 100.0 * self.config.gamma * step / STEPS
-                report = {"env_steps": 100 * step, "wall_s": 1.0, "return_mean": value}
-                file.write(json.dumps(report) + "\n")
-        write_outcome(folder, Outcome("finished"))
+def towards_100_gamma(config: Any) -> Iterator[dict[str, Any]]:
+    """Ten reports, in which the return grows towards 100 gamma."""
+    for step in range(1, STEPS + 1):
+        value = 100.0 * config.gamma * step / STEPS
+        yield {"env_steps": 100 * step, "wall_s": 1.0, "return_mean": value}
 
 
-class FakeJobs(JobsAtOnce):
-    def start(self, works: Any) -> None:
-        super().start({name: self.work(work) for name, work in works.items()})
-
-    def work(self, work: Work) -> Work:
-        assert isinstance(work, TrainingJob)
-        return FakeTraining(work.config)
+FakeJobs = partial(TrainingsAtOnce, towards_100_gamma)
 
 
 def new_sweep(tmp_path: Path, jobs: JobsAtOnce, text: str = SPEC) -> Sweep:
@@ -167,26 +149,15 @@ def test_hyperband_stops_trials_early_and_never_the_best(tmp_path: Path) -> None
     assert best["params"]["gamma"] == max(trial.params["gamma"] for trial in trials)
 
 
-@dataclass(frozen=True)
-class Failing:
-    folder: Path
-
-    def __call__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_outcome(self.folder, Outcome("failed", "Traceback ...\nValueError: no such thing"))
-
-
-class FailingJobs(FakeJobs):
-    def work(self, work: Work) -> Work:
-        assert isinstance(work, TrainingJob)
-        return Failing(Path(str(work.config.run_dir)))
+def failing(config: Any) -> list[dict[str, Any]]:
+    raise ValueError("no such thing")
 
 
 def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
     with pytest.raises(
         LaunchFailed, match=r"first 3 trials have all failed; trial 0002: Traceback"
     ):
-        run(new_sweep(tmp_path, FailingJobs()))
+        run(new_sweep(tmp_path, TrainingsAtOnce(failing)))
 
 
 @pytest.mark.long

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +13,19 @@ import pytest
 
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
-from sampleforge.tools.jobs.jobs import Work
-from sampleforge.tools.jobs.training_job import Outcome, TrainingJob, write_outcome
 from sampleforge.tools.tune import returns
 from sampleforge.tools.tune.returns import Budget
-from tests.support.jobs import JobsAtOnce
+from tests.support.jobs import TrainingsAtOnce
 from tests.support.processes import StartCli
 
 DEFAULT_RATE = 5e-4
 """Learning rate of APPO for vectors."""
 
 
-@dataclass(frozen=True)
-class FakeTraining:
-    """Writes one report at its end, whose return is larger the larger the learning rate is."""
-
-    config: Any
-
-    def __call__(self) -> None:
-        folder = Path(self.config.run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        value = 100.0 * self.config.learning_rate / DEFAULT_RATE
-        report = {"env_steps": 100, "wall_s": self.config.train_for_seconds, "return_mean": value}
-        (folder / "metrics.jsonl").write_text(json.dumps(report) + "\n")
-        write_outcome(folder, Outcome("finished"))
-
-
-class FakeJobs(JobsAtOnce):
-    def start(self, works: Mapping[str, Work]) -> None:
-        trainings = {}
-        for name, work in works.items():
-            assert isinstance(work, TrainingJob)
-            trainings[name] = FakeTraining(work.config)
-        super().start(trainings)
+def as_the_rate(config: Any) -> list[dict[str, Any]]:
+    """One report, whose return is larger the larger the learning rate is."""
+    value = 100.0 * config.learning_rate / DEFAULT_RATE
+    return [{"env_steps": 100, "wall_s": config.train_for_seconds, "return_mean": value}]
 
 
 @pytest.fixture
@@ -62,7 +40,8 @@ def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(returns, "Budget", Fast)
     monkeypatch.setattr("sampleforge.tools.jobs.loop.POLL_S", 0.0)
-    monkeypatch.setattr("sampleforge.tools.jobs.loop.open_jobs", lambda *_: FakeJobs())
+    jobs = TrainingsAtOnce(as_the_rate)
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.open_jobs", lambda *_: jobs)
     monkeypatch.chdir(tmp_path)
 
 
