@@ -4,7 +4,7 @@ float64."""
 from __future__ import annotations
 
 import copy
-import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.acting import ActingPlace
-from sampleforge.algorithms.averaging import DataParallel
-from sampleforge.algorithms.experience import Share
 from sampleforge.algorithms.td3.algorithm import TD3
-from sampleforge.peers.group import RankGroup
 from sampleforge.replay.samples import Transitions
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.config import Td3Config
-from tests.support.rank_threads import on_ranks
-from tests.support.sac import SPEC, sample, td3_config, td3_learner
+from tests.support.sac import (
+    SPEC,
+    assert_two_take_the_steps_of_one,
+    sample,
+    td3_config,
+    td3_learner,
+)
 
 LOW, HIGH = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 5.0])
 
@@ -108,24 +110,7 @@ def test_the_policy_and_the_targets_move_in_every_second_step() -> None:
 
 
 def test_two_learners_take_the_steps_of_one_with_the_whole_batch() -> None:
-    config, batches = td3_config(), [sample(16, seed) for seed in range(4)]
-    alone = td3_learner(config)
-    for batch in batches:
-        alone.update(batch, 0.0)
-
-    def learn(group: RankGroup) -> list[Tensor]:
-        learner = td3_learner(config, SPEC, DataParallel(group), Share(group.rank, 2))
-        which = torch.arange(16) // 8 == group.rank
-        for batch in batches:
-            items = batch.items
-            assert isinstance(items, Transitions)
-            learner.update(dataclasses.replace(batch, items=items.pick(which)), 0.0)
-        return [p.detach() for p in (*learner.model.parameters(), *learner.target.parameters())]
-
-    own = [*alone.model.parameters(), *alone.target.parameters()]
-    for weights in on_ranks(2, learn):
-        for mine, theirs in zip(own, weights, strict=True):
-            torch.testing.assert_close(theirs, mine.detach(), rtol=1e-4, atol=1e-5)
+    assert_two_take_the_steps_of_one(partial(td3_learner, td3_config()))
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, [0.1]), (2, [0.2, 0.05]), (3, [0.2, 0.1, 0.05])])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.algorithms.averaging import Averaging
+from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.algorithm import SAC
@@ -16,12 +19,14 @@ from sampleforge.algorithms.sac.learner import SacLearner
 from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.algorithms.td3.learner import Td3Learner
 from sampleforge.models.config import ModelConfig
+from sampleforge.peers.group import RankGroup
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
 from sampleforge.topologies.config import SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
+from tests.support.rank_threads import on_ranks
 
 SPEC = EnvSpec(
     "Code",
@@ -90,3 +95,25 @@ def sample(rows: int = 16, seed: int = 0, **columns: Any) -> ReplaySample:
         "scaled_probability": torch.from_numpy(random.uniform(0.5, 2.0, rows)),
     }
     return ReplaySample(Transitions(**{**made, **columns}), 0.4, trained=rows)
+
+
+def assert_two_take_the_steps_of_one(new_learner: Callable[..., Any]) -> None:
+    """Two learners that ``new_learner`` makes, of an averaging and a share, with a half of each
+    sample, end with the weights of one with the whole samples."""
+
+    def weights(averaging: Averaging, share: Share, which: Tensor) -> list[Tensor]:
+        learner = new_learner(averaging=averaging, share=share)
+        for batch in (sample(16, seed) for seed in range(4)):
+            items = batch.items
+            assert isinstance(items, Transitions)
+            learner.update(replace(batch, items=items.pick(which)), 0.0)
+        return [p.detach() for p in (*learner.model.parameters(), *learner.target.parameters())]
+
+    def learn(group: RankGroup) -> list[Tensor]:
+        half = torch.arange(16) // 8 == group.rank
+        return weights(DataParallel(group), Share(group.rank, 2), half)
+
+    alone = weights(Averaging(), WHOLE, torch.ones(16, dtype=torch.bool))
+    for found in on_ranks(2, learn):
+        for mine, theirs in zip(alone, found, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@ paper's sums, written out in float64 with torch's own distributions."""
 from __future__ import annotations
 
 import copy
-import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,15 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from sampleforge.algorithms.averaging import DataParallel
-from sampleforge.algorithms.experience import Share
 from sampleforge.algorithms.sac.learner import SacLearner, draw
 from sampleforge.models.critics import Critics
 from sampleforge.models.encoders import activation
-from sampleforge.peers.group import RankGroup
 from sampleforge.replay.samples import Transitions
-from tests.support.rank_threads import on_ranks
-from tests.support.sac import sac_config, sac_learner, sample
+from tests.support.sac import assert_two_take_the_steps_of_one, sac_config, sac_learner, sample
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -210,23 +206,4 @@ def test_the_density_of_drawn_actions_is_that_of_a_squashed_gaussian(spread: flo
 
 @pytest.mark.parametrize("name", ["as it is", "priorities"])
 def test_several_learners_take_the_steps_of_one_with_the_whole_batch(name: str) -> None:
-    config, batches = setting(name), [sample(16, seed) for seed in range(4)]
-    alone = sac_learner(config)
-    for batch in batches:
-        alone.update(batch, 0.0)
-
-    def learn(group: RankGroup) -> list[Tensor]:
-        part = slice(group.rank * 8, group.rank * 8 + 8)
-        learner = sac_learner(config, averaging=DataParallel(group), share=Share(group.rank, 2))
-        for batch in batches:
-            items = batch.items
-            assert isinstance(items, Transitions)
-            which = torch.zeros(16, dtype=torch.bool)
-            which[part] = True
-            learner.update(dataclasses.replace(batch, items=items.pick(which)), 0.0)
-        return [p.detach() for p in (*learner.model.parameters(), *learner.target.parameters())]
-
-    own = [*alone.model.parameters(), *alone.target.parameters()]
-    for weights in on_ranks(2, learn):
-        for mine, theirs in zip(own, weights, strict=True):
-            torch.testing.assert_close(theirs, mine.detach(), rtol=1e-4, atol=1e-5)
+    assert_two_take_the_steps_of_one(partial(sac_learner, setting(name)))
