@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.run.callback import named_callbacks
+from sampleforge.run.deployment import LeadingRank, pairing_of, rank_info, rendezvous_of
 from sampleforge.run.ending import describe
 from sampleforge.run.folder.stored_config import REPORTS, with_own_code
-from sampleforge.run.leading import LeadingRank, pairing_of, rank_info, rendezvous_of
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig

@@ -156,9 +156,9 @@ def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
     script = (
         "import sys\n"
         "import sampleforge.env.probe as probe\n"
-        "import sampleforge.run.session as session\n"
+        "import sampleforge.run.deployment as deployment\n"
         "from sampleforge.cli import main\n"
-        "session.import_beside = lambda *names: lambda: None\n"
+        "deployment.import_beside = lambda *names: lambda: None\n"
         "def asked(config):\n"
         "    assert 'torch' not in sys.modules\n"
         "    raise SystemExit(0)\n"

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.run.callback import Callback, Message
+from sampleforge.run.ending import last_evaluation
 from sampleforge.run.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.tools.benchmark.benchmark import Benchmark, run_benchmark
@@ -280,3 +282,43 @@ def test_callbacks_are_told_of_a_restart_and_the_user_alerted(tmp_path: Path) ->
 
     Session(config(tmp_path), [Listening()]).restarted("actor 0 was killed; it is restarted")
     assert told == ["actor 0 was killed; it is restarted", Message(told[0], "alert")]
+
+
+def test_an_item_of_a_mapping_cannot_be_set_without_effect() -> None:
+    session = Session(AppoConfig(env="CartPole-v1"))
+    given: Any = session.hyperparameters
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        given["policy"] = {"gamma": 0.5}
+    assert not Session(AppoConfig(env="CartPole-v1")).hyperparameters
+    session.hyperparameters = {"policy": {"gamma": 0.5}}
+    assert session.hyperparameters == {"policy": {"gamma": 0.5}}
+
+
+class Unfinished:
+    """A session whose learners answer, but do not publish their last weights: a rank that waits for
+    others, which are gone."""
+
+    def __init__(self) -> None:
+        learner = SimpleNamespace(name="rank 0")
+        self.graph = SimpleNamespace(groups=[SimpleNamespace(evaluations=[], learner=learner)])
+        self.asked, self.alerts = 0, list[str]()
+
+    def ask_learner(self, group: Any, kind: str) -> None:
+        self.asked += 1
+
+    def is_interrupted(self) -> bool:
+        return False
+
+    def work(self) -> None:
+        pass
+
+    def alert(self, text: str) -> None:
+        self.alerts.append(text)
+
+
+def test_weights_that_do_not_come_are_warned_of_and_the_run_goes_on_to_its_end() -> None:
+    session: Any = Unfinished()
+    assert list(last_evaluation(session, patience=0.01)) == []
+    (text,) = session.alerts
+    assert text.startswith("The last weights of rank 0 are not evaluated") and session.asked > 1
+    assert "`sampleforge eval`" in text

@@ -299,16 +299,6 @@ def test_reports_after_the_checkpoint_are_dropped_by_a_resume(tmp_path: Path) ->
     assert reported(run) == sorted(reported(run)) and reported(run)[-1] >= 4000
 
 
-@pytest.mark.long
-def test_milestones_are_written_when_they_are_passed(tmp_path: Path) -> None:
-    """The clock alone would write one checkpoint in this time."""
-    run = tmp_path / "run"
-    train(config(run, 3300, milestone_interval=500, checkpoint_interval=1000.0, keep_checkpoints=1))
-    entries = json.loads((run / "checkpoints" / "manifest.json").read_text())["entries"]
-    marked = sorted(entry["env_steps"] for entry in entries if entry["milestone"])
-    assert [steps // 500 for steps in marked] == [1, 2, 3, 4, 5, 6]
-
-
 FULL = """
 import sys
 from pathlib import Path
