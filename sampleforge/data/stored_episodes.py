@@ -277,8 +277,8 @@ def _attributes(group: Any) -> dict[str, Any]:
 
 
 class ArrowEpisodes:
-    """The episodes of a dataset in the folder ``folder``, one folder each; the arguments
-    are those of `sampleforge.data.stored_episodes.Hdf5Episodes`."""
+    """The episodes of a dataset in the folder ``folder``, one folder each; the arguments are those
+    of `Hdf5Episodes`."""
 
     def __init__(self, folder: Path, stored: EnvSpaces, most_steps: int, *, jpeg: bool) -> None:
         from minari.dataset._storages import get_minari_storage
