@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.play_flags import TrustFlags
+from sampleforge.cli.play_flags import WatchedFlags
 from sampleforge.config import ConfigError, check_range
 from sampleforge.run.folder.files import to_json
 
 
 @dataclass(frozen=True)
-class CardFlags(TrustFlags):
+class CardFlags(WatchedFlags):
     run_dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Folder of the run."""
     out: str | None = None
@@ -31,16 +31,11 @@ class CardFlags(TrustFlags):
     """Episodes to play for the score (default: 100, or 20 where one takes minutes)."""
     video: bool = True
     """Film three episodes; it needs the extra video."""
-    env_timeout: float = 60.0
-    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
-    which ends the command."""
     checkpoint: Literal["latest", "best"] = "latest"
     """best: that of the highest mean return in the run's own evaluations (--evaluate-interval); in
     a run without them, over 100 episodes of training."""
     policy: str | None = None
     """Which policy to show, in a run with several (--num-policies), such as policy_0."""
-    quiet: bool = False
-    """Print nothing but errors and the last line."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -52,24 +47,16 @@ def run(args: Sequence[str]) -> int:
     )
     flags = parse(CardFlags, args, "sampleforge card", text)
     check_range(flags, "episodes", low=1)
-    check_range(flags, "env_timeout", low=0, above=True)
     if flags.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", flags.repo):
         raise ConfigError(f"--repo {flags.repo}: must be USER/NAME")
     from sampleforge.run.folder.checkpoint import CheckpointError
-    from sampleforge.run.screen.evaluating import EvaluationDisplay
-    from sampleforge.runtime.watch import HangWatch
     from sampleforge.tools.card import CardRequest, make_card
 
     out = Path(flags.out) if flags.out is not None else Path(flags.run_dir) / "card"
     request = CardRequest(flags.episodes, flags.checkpoint, flags.policy, flags.video, flags.repo)
     try:
-        with (
-            EvaluationDisplay(quiet=flags.quiet) as display,
-            HangWatch("sampleforge card", flags.env_timeout) as watch,
-        ):
-            card = make_card(
-                flags.run_dir, out, request, display, trust=flags.trusted, alive=watch.alive
-            )
+        with flags.watched("card") as (display, alive):
+            card = make_card(flags.run_dir, out, request, display, trust=flags.trusted, alive=alive)
     except CheckpointError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,8 @@ and the playing."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from sampleforge.run.folder.trust import Trust
 if TYPE_CHECKING:
     from sampleforge.run.camera import Camera
     from sampleforge.run.recording import PlayRecorder
+    from sampleforge.run.screen.evaluating import EvaluationDisplay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,36 @@ class TrustFlags(Checked):
         return Trust(self.trust, {name: v for name, v in given.items() if v is not None})
 
 
+@dataclass(frozen=True, kw_only=True)
+class WatchedFlags(TrustFlags):
+    """The flags of commands that play, whose environments may hang."""
+
+    env_timeout: float = 60.0
+    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
+    which ends the command."""
+    quiet: bool = False
+    """Print nothing but errors and the last line."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "env_timeout", low=0, above=True)
+
+    @contextmanager
+    def watched(self, command: str) -> Iterator[tuple[EvaluationDisplay, Callable[[], None]]]:
+        """Yield a display of the progress, and what is to be called before each step, so that the
+        command ends if an environment hangs. ``command``: its name, for the message of that."""
+        from sampleforge.run.screen.evaluating import EvaluationDisplay
+        from sampleforge.runtime.watch import HangWatch
+
+        with (
+            EvaluationDisplay(quiet=self.quiet) as display,
+            HangWatch(f"sampleforge {command}", self.env_timeout) as watch,
+        ):
+            yield display, watch.alive
+
+
 @dataclass(frozen=True)
-class PlayFlags(TrustFlags):
+class PlayFlags(WatchedFlags):
     """Which policy plays, how many episodes, and which ones."""
 
     run_dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
@@ -54,9 +84,6 @@ class PlayFlags(TrustFlags):
     max_episode_steps: int | None = None
     """Truncate episodes after N env steps (default: the environment's own limit, or 27,000 where it
     has none)."""
-    env_timeout: float = 60.0
-    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
-    which ends the command."""
     seed: int | None = None
     """Seed of the episodes (default: derived from the seed of the run)."""
     checkpoint: Literal["latest", "best"] = "latest"
@@ -64,14 +91,11 @@ class PlayFlags(TrustFlags):
     a run without them, over 100 episodes of training."""
     policy: str | None = None
     """Which policy plays, in a run with several (--num-policies), such as policy_0."""
-    quiet: bool = False
-    """Print nothing but errors and the last line."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "episodes max_episode_steps", low=1)
         check_range(self, "seed", low=0)
-        check_range(self, "env_timeout", low=0, above=True)
 
 
 def play(
@@ -87,14 +111,8 @@ def play(
     and the errors are its, too. ``command``: its name, for the message of an environment that
     hangs."""
     from sampleforge.evaluation import Observers, evaluate
-    from sampleforge.run.screen.evaluating import EvaluationDisplay
-    from sampleforge.runtime.watch import HangWatch
 
-    with (
-        EvaluationDisplay(quiet=flags.quiet) as display,
-        HangWatch(f"sampleforge {command}", flags.env_timeout) as watch,
-        camera or nullcontext() as filming,
-    ):
+    with flags.watched(command) as (display, alive), camera or nullcontext() as filming:
         return evaluate(
             flags.run_dir,
             episodes=flags.episodes,
@@ -105,5 +123,5 @@ def play(
             policy=flags.policy,
             onnx=onnx,
             trust=flags.trusted,
-            observers=Observers(display, watch.alive, recorder, filming),
+            observers=Observers(display, alive, recorder, filming),
         )

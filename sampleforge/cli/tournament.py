@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.play_flags import TrustFlags
+from sampleforge.cli.play_flags import WatchedFlags
 from sampleforge.cli.plot import check_out
 from sampleforge.config import ConfigError, check_range
 from sampleforge.run.folder.files import to_json
 
 
 @dataclass(frozen=True)
-class TournamentFlags(TrustFlags):
+class TournamentFlags(WatchedFlags):
     run_dirs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR ...")
     ] = ()
@@ -35,11 +35,6 @@ class TournamentFlags(TrustFlags):
     """Draw win rates and ratings into this file: .png, .pdf or .svg."""
     seed: int = 0
     """Seed of the episodes."""
-    env_timeout: float = 60.0
-    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
-    which ends the command."""
-    quiet: bool = False
-    """Print nothing but errors and the last line."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -52,22 +47,16 @@ def run(args: Sequence[str]) -> int:
     flags = parse(TournamentFlags, args, "sampleforge tournament", text)
     check_range(flags, "episodes", low=1)
     check_range(flags, "seed", low=0)
-    check_range(flags, "env_timeout", low=0, above=True)
     if not flags.run_dirs:
         raise ConfigError(
             "Give the folders of the runs that play: sampleforge tournament runs/a runs/b"
         )
     out = None if flags.out is None else check_out(flags.out)
     from sampleforge.run.folder.checkpoint import CheckpointError
-    from sampleforge.run.screen.evaluating import EvaluationDisplay
-    from sampleforge.runtime.watch import HangWatch
     from sampleforge.tools.tournament import play_tournament
 
     try:
-        with (
-            EvaluationDisplay(quiet=flags.quiet) as display,
-            HangWatch("sampleforge tournament", flags.env_timeout) as watch,
-        ):
+        with flags.watched("tournament") as (display, alive):
             standings = play_tournament(
                 [Path(run_dir) for run_dir in flags.run_dirs],
                 flags.episodes,
@@ -77,7 +66,7 @@ def run(args: Sequence[str]) -> int:
                 seed=flags.seed,
                 trust=flags.trusted,
                 display=display,
-                alive=watch.alive,
+                alive=alive,
             )
     except CheckpointError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sampleforge.run.callback import Callback, Message
+from sampleforge.run.callback import Callback, Level, Message
 from sampleforge.run.folder.files import LineFile, to_json, writing
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.metrics import drop_reports_after, evaluations, tag
@@ -84,9 +84,6 @@ class EventFile:
             with suppress(OSError):
                 self._writer._py_recordio_writer.close()
             raise
-
-
-Level = Literal["debug", "info", "warning", "error", "result"]
 
 
 class Reporter:

@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import typed
 from sampleforge.encoding import lines
@@ -22,13 +22,13 @@ from sampleforge.version import __version__
 
 if TYPE_CHECKING:
     from sampleforge.env.probe import EnvProbeError
+    from sampleforge.run.callback import Level
     from sampleforge.run.session import Session
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.config import AnyConfig
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import AnyPlan
 
-Level = Literal["debug", "info", "warning"]
 EMULATED_BF16 = (
     "--precision bf16: this device is not known to have instructions for it; then convolutions "
     "may take ten times as long as with --precision fp32; --precision auto takes what is faster"
