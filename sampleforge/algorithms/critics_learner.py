@@ -28,9 +28,8 @@ from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.models.encoders import Vector, derivative
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import DensePasses, Layer, dense_passes, is_dense, is_trained
-from sampleforge.replay.importance import importance_weights, share_of
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.samples import Transitions
+from sampleforge.replay.samples import Transitions, importance_weights, share_of
 
 
 class PolicyPasses:

@@ -21,7 +21,7 @@ from sampleforge.data.dataset import StoredEpisode, open_dataset
 from sampleforge.ops.far_values import TypicalSize, bound_rewards
 from sampleforge.ops.returns import returns_to_go
 from sampleforge.ops.running_stats import Gather
-from sampleforge.rollouts.batch_source import BatchSource, Taken
+from sampleforge.rollouts.batch import BatchSource, Taken
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
@@ -272,7 +272,7 @@ class StoredBatches:
         gather: Gather,
     ) -> StoredBatchSource:
         """Return the source of the batches from number ``version`` on; see
-        `sampleforge.rollouts.batch_source.Batches`."""
+        `sampleforge.rollouts.batch.Batches`."""
         return StoredBatchSource(self.mixture, self.progress, wakeup, count, version)
 
     def take_over(self) -> None:

@@ -10,7 +10,6 @@ and copied as before. Only the learner's process knows of the copies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.rollouts.stacks import StackColumn, stack_index
+from sampleforge.rollouts.stacks import StackColumn, StackReader, stack_index
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.staging import wait_for_copies
 
@@ -77,7 +76,7 @@ class DeviceFrames:
         }
 
 
-class DeviceColumn:
+class DeviceColumn(StackReader):
     """One observation leaf of all slots; it reads stacks like a `StackColumn`, onto the device.
 
     ``host`` reads the slots without a place; ``frames`` [places, k-1 + T+1, rows, ...] are on the
@@ -110,15 +109,6 @@ class DeviceColumn:
         at = self._index(np.flatnonzero(near))
         return stacks.index_copy_(0, at, self._near(slot[near], t[near], row[near]))
 
-    def read_pair(
-        self, slot: Indices, t: Indices, later: Indices, row: Indices
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of obs[t] and obs[later], [B, k, ...] each."""
-        return self.read(slot, t, row), self.read(slot, later, row)
-
-    def assert_whole(self, slots: Indices) -> None:
-        """Do nothing: raw frames can always be read."""
-
     def _near(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor:
         index, before = stack_index(self._first, slot, t, row, self._host.depth)
         _, per_slot, rows = self._shape[:3]
@@ -132,19 +122,6 @@ class DeviceColumn:
     def _index(self, index: Indices) -> torch.Tensor:
         host = torch.from_numpy(index)
         return host.to(self._flat.device, non_blocking=True)
-
-
-class StackReader(Protocol):
-    """Reads stacks of frames of one observation leaf: `StackColumn`, `CompressedColumn`,
-    `DeviceColumn`. Arguments are int64 [B]; stacks are [B, k, ...]."""
-
-    def read(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor: ...
-
-    def read_pair(
-        self, slot: Indices, t: Indices, later: Indices, row: Indices
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-    def assert_whole(self, slots: Indices) -> None: ...
 
 
 def stack_readers(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sampleforge.replay.limiter import Shares
 from sampleforge.replay.observation_stats import Shapes, packed_size
-from sampleforge.rollouts.exchange import abandoned_slots
+from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.rings import IndexRings
@@ -20,13 +20,12 @@ SAMPLE, UPDATE = 0, 1
 """The kinds of a `SampleRequests` request: fill it with a sample, or take the TD errors in it."""
 
 
-class ReplayExchange:
-    """The exchange of slots between actors and replay shards; for an actor it is a
-    `sampleforge.rollouts.exchange.RolloutExchange`.
+class ReplayExchange(RolloutExchange):
+    """The exchange of slots between actors and replay shards, which lease their slots to the
+    actors. Leases belong to an actor's index, so they remain valid when its process is replaced.
 
-    There are two rings for each pair of a shard and an actor: the shard leases slots to the actor
-    through one, and gets complete ones back through the other. ``finish_rollout(slots, slot)``, the
-    algorithm's, runs in the actor before each hand-over: see `sampleforge.replay.items`.
+    ``finish_rollout(slots, slot)``, the algorithm's, runs in the actor before each hand-over: see
+    `sampleforge.replay.items`.
     """
 
     def __init__(
@@ -38,70 +37,28 @@ class ReplayExchange:
         finish_rollout: Callable[[TrajectorySlots, int], None],
         shares: Shares | None = None,
     ) -> None:
-        self.slots = slots
-        self.actors = len(actor_wakeups)
+        super().__init__(slots, actor_wakeups, shard_wakeups, leases)
         self.leases = leases
         """Number of slots of one shard that one actor may have at a time."""
-        self._shards = len(shard_wakeups)
-        self._actor_wakeups = actor_wakeups
-        self._shard_wakeups = shard_wakeups
         self._finish_rollout = finish_rollout
         self.shares = shares
         """The shares of several sources in what the actors hand over."""
-        self._free = IndexRings(self._shards * self.actors, leases)
-        self._ready = IndexRings(self._shards * self.actors, leases)
-        self._turn = [0] * self.actors
-        self._inherited: list[list[int]] = [[] for _ in range(self.actors)]
         # For each slot the actor that leases it (-1: none) and its shard, which alone writes both.
         self._lease_of = SharedArrays(
             {"actor": ((slots.count,), "int64"), "shard": ((slots.count,), "int64")}
         )
         self._lease_of["actor"][...] = -1
 
-    def num_free(self, actor: int) -> int:
-        """Return how many slots there are for this actor to write. Called by the actor."""
-        rings = (self._ring(shard, actor) for shard in range(self._shards))
-        return len(self._inherited[actor]) + sum(map(self._free.size, rings))
+    def _reader_of(self, slot: int) -> int:
+        return int(self._lease_of["shard"][slot])
 
-    def take_free(self, actor: int) -> int | None:
-        """Return a slot for this actor to write, from the shards in turn; None if there is none.
-        Called by the actor."""
-        if self._inherited[actor]:
-            return self._inherited[actor].pop()
-        for _ in range(self._shards):
-            shard = self._turn[actor]
-            self._turn[actor] = (shard + 1) % self._shards
-            ring = self._ring(shard, actor)
-            slot = self._free.peek(ring)
-            if slot is not None:
-                self.slots.move(slot, Owner.FREE, Owner.WRITING)
-                self._free.pop(ring)
-                return slot
-        return None
-
-    def take_over(self, actor: int) -> None:
-        """Take over the slots of the actor's previous life, see `RolloutExchange`. Called by the
-        actor. Leases belong to the actor's index, so they remain valid."""
-        rings = [self._ring(shard, actor) for shard in range(self._shards)]
-        # Read this before the leases: a shard ends a lease before it takes the slot.
-        ready: set[int] = set().union(*(self._ready.waiting(ring) for ring in rings))
-        leased = np.flatnonzero(self._lease_of["actor"] == actor).tolist()
-        free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
-        self._inherited[actor], complete = abandoned_slots(self.slots, leased, free, ready)
-        for slot in complete:
-            self._push_ready(actor, slot)
+    def _slots_of(self, actor: int) -> list[int]:
+        leased: list[int] = np.flatnonzero(self._lease_of["actor"] == actor).tolist()
+        return leased
 
     def hand_over(self, actor: int, slot: int) -> None:
-        """Hand the complete rollout in ``slot`` over to its shard, which owns it from then on.
-        Called by the actor."""
         self._finish_rollout(self.slots, slot)
-        self.slots.move(slot, Owner.WRITING, Owner.READY)
-        self._push_ready(actor, slot)
-
-    def _push_ready(self, actor: int, slot: int) -> None:
-        shard = int(self._lease_of["shard"][slot])
-        self._ready.push(self._ring(shard, actor), slot)
-        self._shard_wakeups[shard].set()
+        super().hand_over(actor, slot)
 
     def ready_actors(self, shard: int) -> list[int]:
         """Return the actors that have complete slots for a shard. Called by the shard."""
@@ -132,7 +89,7 @@ class ReplayExchange:
             slot = self._ready.peek(ring)
             if slot is not None and self._lease_of["actor"][slot] == -1:  # taken, not yet popped
                 self._ready.pop(ring)
-        free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
+        free = self._free.waiting_in(rings)
         actor_of, shard_of = self._lease_of["actor"], self._lease_of["shard"]
         of_shard = np.flatnonzero((actor_of >= 0) & (shard_of == shard))
         leased = {slot: int(actor_of[slot]) for slot in of_shard.tolist()}
@@ -141,14 +98,6 @@ class ReplayExchange:
                 self._free.push(self._ring(shard, actor), slot)
             self._actor_wakeups[actor].set()
         return leased
-
-    def fill(self) -> tuple[float, float]:
-        """Return the fractions (0 to 1) of all slots that wait for an actor and that wait for their
-        shard."""
-        return self._free.total() / self.slots.count, self._ready.total() / self.slots.count
-
-    def _ring(self, shard: int, actor: int) -> int:
-        return shard * self.actors + actor
 
 
 class SampleRequests:

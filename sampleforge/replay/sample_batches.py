@@ -19,7 +19,7 @@ from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRelay, SampleReque
 from sampleforge.replay.limiter import RateLimiter, ReplayMetrics
 from sampleforge.replay.observation_stats import unpack
 from sampleforge.replay.samples import ItemReader, Sequences, Transitions
-from sampleforge.rollouts.batch_source import BatchSource, Seconds, Taken
+from sampleforge.rollouts.batch import BatchSource, Seconds, Taken
 from sampleforge.shared.wakeup import Wakeup
 
 WAKE_INTERVAL = 0.005
@@ -153,14 +153,6 @@ class ReplaySample:
     trained: int = 0
 
 
-class Choice(NamedTuple):
-    """A sample that was chosen: its index in the `SampleRequests`, and the fraction (0 to 1) of the
-    training that was done."""
-
-    request: int
-    progress: float
-
-
 class SampleReader:
     """Reads a learner's part of a sample. All learners read the same samples in the same order, and
     wait for each other. ``gather``: returns the vectors [k] of all learners, [learners, k]; raises
@@ -177,9 +169,9 @@ class SampleReader:
         self._part = batches.part
         self._seen: list[Mapping[str, Moments]] = []
 
-    def read(self, chosen: Choice) -> ReplaySample | None:
+    def read(self, chosen: Taken) -> ReplaySample | None:
         """Return the sample; None if no item of it is left."""
-        request, requests, part = chosen.request, self._requests, self._part
+        request, requests, part = chosen.batch, self._requests, self._part
         if (seen := unpack(requests.seen[request], requests.counted)) is not None:
             self._seen.append(seen)
         gathered = self.reader.read(
@@ -258,10 +250,10 @@ class ChosenSamples(BatchSource):
             return None
         if self._relay is not None:
             self._relay.send(self._taken.request, progress)
-        return Taken(Choice(self._taken.request, progress), progress)
+        return Taken(self._taken.request, progress)
 
-    def read(self, batch: Choice) -> ReplaySample | None:
-        sample = self.reader.read(batch)
+    def read(self, taken: Taken) -> ReplaySample | None:
+        sample = self.reader.read(taken)
         self._metrics.add_late(self.reader.late)
         return sample
 
@@ -312,10 +304,10 @@ class RelayedSamples(BatchSource):
 
     def take(self, progress: float) -> Taken | None:
         sent = self._relay.take(self._learner)
-        return None if sent is None else Taken(Choice(*sent), sent[1])
+        return None if sent is None else Taken(*sent)
 
-    def read(self, batch: Choice) -> ReplaySample | None:
-        return self.reader.read(batch)
+    def read(self, taken: Taken) -> ReplaySample | None:
+        return self.reader.read(taken)
 
     def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
         self.reader.errors_of_all(errors)
@@ -359,7 +351,7 @@ class SampleBatches:
     def source(
         self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int, gather: Gather
     ) -> ChosenSamples | RelayedSamples:
-        """Return the source of these samples, see `sampleforge.rollouts.batch_source.Batches`."""
+        """Return the source of these samples, see `sampleforge.rollouts.batch.Batches`."""
         reader = SampleReader(self, gather)
         if self.learner:
             assert self.relay is not None

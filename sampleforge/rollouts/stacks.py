@@ -7,6 +7,7 @@ stacks are padded as the environment does it (`sampleforge.spec.ArraySpec.stack`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,29 @@ def stack_index(
     return StackIndex(frame, ages > begun[:, None])
 
 
-class StackColumn:
+class StackReader(ABC):
+    """Reads stacks of frames of one observation leaf of all slots."""
+
+    @abstractmethod
+    def read(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor:
+        """Return a copy of obs[t] of these slots and rows (int64 [B] each), [B, k, ...]."""
+
+    def read_pair(
+        self, slot: Indices, t: Indices, later: Indices, row: Indices
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of obs[t] and obs[later], [B, k, ...] each.
+
+        Two arrays are faster than one of twice the size: the allocator reuses blocks of up to 32
+        MiB only, and new memory takes ten times as long as the copying."""
+        return self.read(slot, t, row), self.read(slot, later, row)
+
+    def assert_whole(self, slots: Indices) -> None:
+        """Raise AssertionError if the frames of one of these slots, which were not evicted, cannot
+        be read. Raw frames can always be read."""
+        return
+
+
+class StackColumn(StackReader):
     """One observation leaf of all slots, as single frames [frame buffers, k-1 + T+1, rows, ...].
 
     ``first`` is the slots' column, bool [slots, T+1, rows]; ``frame_buffer`` int64 [slots] is the
@@ -89,15 +112,6 @@ class StackColumn:
         index, before = stack_index(self._first, slot, t, row, self.depth)
         return self._padded(self._fetch(slot, index, row), before)
 
-    def read_pair(
-        self, slot: Indices, t: Indices, later: Indices, row: Indices
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of obs[t] and obs[later], [B, k, ...] each.
-
-        Two arrays are faster than one of twice the size: the allocator reuses blocks of up to 32
-        MiB only, and new memory takes ten times as long as the copying."""
-        return self.read(slot, t, row), self.read(slot, later, row)
-
     def read_rows(self, slot: Indices, t: Indices) -> torch.Tensor:
         """Return a copy of obs[t] of all rows of these slots (int64 [N] each), [N * rows, k,
         ...]."""
@@ -117,10 +131,6 @@ class StackColumn:
             f"{self._leaf.stack!r} before an episode's first, but that of row {row} is not; take "
             f"{self.name!r} out of metadata['frame_stack'], or correct the environment"
         )
-
-    def assert_whole(self, slots: Indices) -> None:
-        """Raise AssertionError if the frames of one of these slots, which were not evicted, cannot
-        be read. Raw frames can always be read."""
 
     def _padded(self, stacks: torch.Tensor, before: npt.NDArray[np.bool_]) -> torch.Tensor:
         if self._leaf.stack == "zero":

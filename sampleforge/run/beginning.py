@@ -14,7 +14,7 @@ from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import ResumeCheckpoint, frozen_weights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.agent_groups import AgentGroup, other_agent_groups
+from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing

@@ -93,11 +93,10 @@ def try_environment(config: AnyConfig, deployment: Deployment) -> EnvSpec:
 def runner_context(session: Session) -> RunnerContext:
     """Return what a runner is given by a session."""
     from sampleforge.runners.base import RunnerContext
-    from sampleforge.workers.worker import WorkerContext
 
     return RunnerContext(
         session.config.env_timeout,
-        WorkerContext(session.folder.log_file, session.folder.scratch),
+        session.folder.scratch,
         alert=session.restarted,
         note=session.note,
         is_interrupted=session.is_interrupted,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
     from sampleforge.runners.base import Runner
-    from sampleforge.topologies.agent_groups import AgentGroup
+    from sampleforge.topologies.builders import AgentGroup
     from sampleforge.topologies.graph import Graph, PolicyGroup
     from sampleforge.workers.learner_change import LearnerChange
 

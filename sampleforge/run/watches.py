@@ -19,7 +19,7 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Counters
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.policy_lag import stale_warning
+from sampleforge.topologies.sampler_plan import stale_warning
 from sampleforge.workers.metrics import SKIPPED, DivergedError
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event
 from sampleforge.topologies.graph import Node
-from sampleforge.workers.worker import WorkerContext
 
 
 class WorkerDied(RuntimeError):
@@ -65,7 +65,8 @@ def ignore(text: str) -> None:
 @dataclass(frozen=True)
 class RunnerContext:
     """What a runner is given beside its graph. ``env_timeout``: seconds that a worker may spend in
-    one step before it counts as hung; ``workers``: of their processes (None: there are none).
+    one step before it counts as hung; ``scratch``: the absolute path
+    of the folder for the working directories of their processes (None: a temporary one).
     ``alert`` is told of restarts, ``note`` of what is for the log alone.
 
     ``is_interrupted()``: the run is about to end by a signal, which may have ended what the
@@ -74,7 +75,7 @@ class RunnerContext:
     the driver was paused: so were the workers, or they may have waited for it."""
 
     env_timeout: float
-    workers: WorkerContext | None = None
+    scratch: Path | None = None
     alert: Callable[[str], None] = ignore
     note: Callable[[str], None] = ignore
     is_interrupted: Callable[[], bool] = lambda: False

@@ -33,7 +33,7 @@ IDLE_WAIT = 0.05
 class InProcessRunner:
     """Steps the rank of ``graph`` in this process, between the other tasks of the driver.
 
-    Without ``context.workers`` its working directory is in the system's temporary directory. A rank
+    Without ``context.scratch`` its working directory is in the system's temporary directory. A rank
     that is asked to end does so between two steps, or as soon as the other ranks, which are also
     asked, have left the group. After ``context.env_timeout`` a `Watch` ends the process, and
     torchrun restarts the ranks.
@@ -52,7 +52,7 @@ class InProcessRunner:
         self._graph = graph
         self._worker = worker
         self._rendezvous = rendezvous
-        self._scratch = None if context.workers is None else context.workers.scratch
+        self._scratch = context.scratch
         self._interrupted = context.is_interrupted
         self._resources = ExitStack()
         self._events: list[Event] = []

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
 from typing import Any
@@ -29,7 +30,6 @@ from sampleforge.workers.worker import (
     FAILED,
     STARTED,
     StopFlag,
-    WorkerContext,
     WorkerEnd,
     run_worker,
 )
@@ -53,7 +53,7 @@ class WorkerProcess:
         self,
         node: Node,
         stop: StopFlag,
-        context: WorkerContext,
+        scratch: Path,
         events: EventSender,
         life: int,
     ) -> None:
@@ -64,7 +64,7 @@ class WorkerProcess:
         self._channel, theirs = processes.Pipe()
         self._process = processes.Process(  # type: ignore[attr-defined]
             target=run_worker,
-            args=(node.worker, stop, node.placement, context, WorkerEnd(theirs), events, life),
+            args=(node.worker, stop, node.placement, scratch, WorkerEnd(theirs), events, life),
             name=f"sampleforge: {node.name}",
             daemon=False,  # an environment may have processes of its own
         )
@@ -232,10 +232,10 @@ class ProcessRunner:
     def __init__(
         self, graph: Graph, context: RunnerContext, nodes: Sequence[Node] | None = None
     ) -> None:
-        assert context.workers is not None
+        assert context.scratch is not None
         self._graph = graph
         self._nodes = graph.nodes if nodes is None else nodes
-        self._workers = context.workers
+        self._scratch = context.scratch
         self._step_timeout = context.env_timeout
         self._alert = context.alert
         self._note = context.note
@@ -266,7 +266,7 @@ class ProcessRunner:
     def _begin_life(self, node: Node, life: int) -> None:
         events = self._events.new_sender(node.name)
         stop = self._graph.stop
-        self._lives[node.name] = WorkerProcess(node, stop, self._workers, events, life)
+        self._lives[node.name] = WorkerProcess(node, stop, self._scratch, events, life)
         self._watch.add(self._lives[node.name])
 
     def pids(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ fence to enforce this elsewhere; see `check_store_order`.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +116,10 @@ class IndexRings:
     def waiting(self, ring: int, skip: int = 0) -> set[int]:
         """Return the items of `in_order` as a set."""
         return set(self.in_order(ring, skip))
+
+    def waiting_in(self, rings: Iterable[int]) -> set[int]:
+        """Return the items that wait in any of these rings."""
+        return set().union(*map(self.waiting, rings))
 
     def clear(self) -> None:
         """Empty all rings. No other process may use them at the same time."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from sampleforge.config import ConfigError
@@ -33,15 +32,8 @@ EXTRA_NICENESS = 5
 """Niceness of the evaluator beyond that of the actors, so that training has precedence."""
 
 
-@dataclass(frozen=True)
-class AddedEvaluators:
-    """``results``: the queue of the evaluators' results (None: the policy has no evaluator);
-    ``edges``: the channels of the workers."""
-
-    results: Evaluations | DividedEvaluations | None = None
-    edges: tuple[Edge, ...] = ()
-
-
+Results = Evaluations | DividedEvaluations | None
+"""The queue of the results of a policy's evaluators; None if it has none."""
 Playing = Mapping[int, tuple[NewModel, SharedWeights]]
 """The policy that plays each agent group in the evaluations of other groups' policies."""
 
@@ -101,13 +93,14 @@ def add_evaluators(
     learner: str = "learner",
     group: int = 0,
     playing: Playing | None = None,
-) -> AddedEvaluators:
-    """Add the evaluators of a policy, if the config has any. All policies of a run are evaluated
+) -> tuple[Results, tuple[Edge, ...]]:
+    """Add the evaluators of a policy, if the config has any. Return the queue of their results, and
+    their channels. All policies of a run are evaluated
     with the same seed. ``learner``: name of the worker that publishes the weights. ``group``: the
     agent group that the policy plays; ``playing``: the policies of the other ones."""
     count, interval = num_evaluators(config), config.evaluate_interval
     if interval is None:
-        return AddedEvaluators()
+        return None, ()
     others = {of: each for of, each in (playing or {}).items() if of != group}
     board = None
     if count > 1:
@@ -142,7 +135,7 @@ def add_evaluators(
             Edge(learner, node.name, f"weights, every {interval} env steps"),
             Edge(node.name, "driver", _what_is_returned(settings)),
         ]
-    return AddedEvaluators(results[0] if count == 1 else DividedEvaluations(results), tuple(edges))
+    return results[0] if count == 1 else DividedEvaluations(results), tuple(edges)
 
 
 def _what_is_returned(settings: EvaluationSettings) -> str:

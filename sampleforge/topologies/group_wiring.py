@@ -16,10 +16,15 @@ from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.counters import Progress, RestartBudget
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.wakeup import Wakeup, wakeups
-from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import ActingMaker, PolicySeeds, acting_maker, initial_weights
+from sampleforge.topologies.builders import (
+    ActingMaker,
+    AgentGroup,
+    PolicySeeds,
+    acting_maker,
+    initial_weights,
+)
 from sampleforge.topologies.devices import group_node, placement_on
-from sampleforge.topologies.evaluator import AddedEvaluators, Playing, add_evaluators
+from sampleforge.topologies.evaluator import Playing, Results, add_evaluators
 from sampleforge.topologies.graph import AddedGroup, Edge, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import Learners
 from sampleforge.topologies.members import acting_plan, member_channels
@@ -138,7 +143,7 @@ class GroupWiring(ABC, Generic[E]):
         other agent groups in evaluations."""
         self._add_policy_workers(graph)
         learners = self.add_learners(graph)
-        evaluation = add_evaluators(
+        results, evaluation = add_evaluators(
             graph,
             self.config,
             self.weights,
@@ -147,10 +152,10 @@ class GroupWiring(ABC, Generic[E]):
             group=self.policy.group,
             playing=playing,
         )
-        group = self.policy_group(learners, evaluation)
-        return AddedGroup(group, self.edges(prefix), evaluation.edges, learners.notes)
+        group = self.policy_group(learners, results)
+        return AddedGroup(group, self.edges(prefix), evaluation, learners.notes)
 
-    def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
+    def policy_group(self, learners: Learners, results: Results) -> PolicyGroup:
         """Return it as a part of the graph."""
         return PolicyGroup(
             self.policy.id,
@@ -160,7 +165,7 @@ class GroupWiring(ABC, Generic[E]):
             self.plan.max_policy_lag,
             synchronous=self.synchronous,
             snapshot=learners.snapshot,
-            evaluations=evaluation.results,
+            evaluations=results,
             resources=learners.resources,
             member=self.member,
         )

@@ -24,9 +24,13 @@ from sampleforge.topologies.learner_maker import (
 )
 from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember, Membership
-from sampleforge.workers.learner import LearnerSettings, LearnerWorker, NoLearner
+from sampleforge.workers.learner import (
+    GroupLearnerWorker,
+    LearnerSettings,
+    LearnerWorker,
+    NoLearner,
+)
 from sampleforge.workers.worker import Placement, Post
 
 

@@ -16,7 +16,7 @@ from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
 from sampleforge.models.forward import compile_passes
-from sampleforge.rollouts.batch_source import Batches
+from sampleforge.rollouts.batch import Batches
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.builders import (

@@ -11,7 +11,6 @@ from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import FrozenStart, PolicyStart
 from sampleforge.workers.policy_mapping import (
     ByAgentGroup,
-    FixedPerSplit,
     FixedPerStream,
     GroupPolicies,
     PolicyMapping,
@@ -44,7 +43,7 @@ def choose_mapping(
     if policies == 1:
         return only_policy
     if population:
-        return FixedPerSplit(policies)
+        return FixedPerStream(policies, 0)
     if overlapping:
         streams = plan.num_workers * plan.num_splits
         if streams < policies:

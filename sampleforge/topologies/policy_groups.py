@@ -9,7 +9,7 @@ from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.topologies.actors import add_actors, frozen_group
-from sampleforge.topologies.agent_groups import AgentGroup
+from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.datasets import add_recorder, rollout_queue
 from sampleforge.topologies.evaluator import first_of_each_group
 from sampleforge.topologies.graph import (

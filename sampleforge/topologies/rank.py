@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from sampleforge.peers.group import Rendezvous
-from sampleforge.rollouts.batch_source import SlotBatches
+from sampleforge.rollouts.batch import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.numa import memory_on, node_of

@@ -25,7 +25,7 @@ from sampleforge.topologies.devices import (
     local_rendezvous,
     member_devices,
 )
-from sampleforge.topologies.evaluator import AddedEvaluators, add_evaluators
+from sampleforge.topologies.evaluator import Results, add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_maker import gradient_bytes, new_state
 from sampleforge.topologies.rank import add_rank
@@ -77,7 +77,7 @@ def wire_ranks(
     added = [add_rank(context, join) for join in rendezvous.members]
     recording = add_recorder(graph, config, queue)
     nodes, exchanges, weights = zip(*added, strict=True)
-    evaluation = add_evaluators(graph, config, weights[0], new_model, "rank 0")
+    results, evaluation = add_evaluators(graph, config, weights[0], new_model, "rank 0")
     group = PolicyGroup(
         policy.id,
         nodes,
@@ -86,12 +86,12 @@ def wire_ranks(
         plan.max_policy_lag,
         synchronous=True,
         snapshot=snapshot,
-        evaluations=evaluation.results,
+        evaluations=results,
         resources=rendezvous.resources,
     )
     return graph.build(
         groups=[group],
-        edges=[*edges(ranks), *evaluation.edges],
+        edges=[*edges(ranks), *evaluation],
         notes=notes(config, plan, spec, rendezvous.note, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
@@ -180,9 +180,10 @@ def wire_world(
     )
     join = rendezvous.of_group(backend, config.rank_timeout, device)
     node, exchange, weights = add_rank(context, join, world.local_rank)
-    evaluation = AddedEvaluators()
+    results: Results = None
+    evaluation: tuple[Edge, ...] = ()
     if leads:
-        evaluation = add_evaluators(graph, config, weights, new_model, "rank 0")
+        results, evaluation = add_evaluators(graph, config, weights, new_model, "rank 0")
     group = PolicyGroup(
         policy.id,
         (node,),
@@ -190,12 +191,12 @@ def wire_world(
         weights,
         plan.max_policy_lag,
         synchronous=True,
-        evaluations=evaluation.results,
+        evaluations=results,
         resources=(board,),
     )
     wired = graph.build(
         groups=[group],
-        edges=[*edges(world.size), *evaluation.edges],
+        edges=[*edges(world.size), *evaluation],
         notes=[
             *notes(config, plan, spec, f"gradients through {why}"),
             f"rendezvous at {world.store}",

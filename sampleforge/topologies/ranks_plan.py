@@ -11,14 +11,15 @@ from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
-from sampleforge.topologies.policy_lag import minibatches, policy_lag
 from sampleforge.topologies.sampler_plan import (
     Plan,
     check_memory,
     check_minibatch,
     choose_precision,
     learner_threads,
+    minibatches,
     overlaps_inline,
+    policy_lag,
     recorded_parameters,
 )
 

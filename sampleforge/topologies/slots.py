@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.rollouts.batch_source import SlotBatches
+from sampleforge.rollouts.batch import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.agent_groups import AgentGroup
+from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import describe_learners, learner_devices
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder

@@ -11,16 +11,17 @@ from sampleforge.runtime.machine import lacking
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import uses_cuda_graphs
-from sampleforge.topologies.policy_lag import check_asynchronous_lag, policy_lag
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
     Plan,
     SamplerPlan,
+    check_asynchronous_lag,
     check_memory,
     check_minibatch,
     cores_beside_actors,
     learner_threads,
     plan_sampler,
+    policy_lag,
     recorded_parameters,
     usual_rows,
 )

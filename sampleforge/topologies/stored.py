@@ -152,18 +152,18 @@ def wire_stored(
     batches = _stored_batches(config, plan, spec, policy, graph.progress)
     maker = LearnerMaker(new_model, plan, policy, batches, fit=_fit_units)
     learners = add_learners(graph, config, [maker], weights, wakeups(1))
-    evaluation = add_evaluators(graph, config, weights, new_model)
+    results, evaluation = add_evaluators(graph, config, weights, new_model)
     group = PolicyGroup(
         policy.id,
         learners.nodes,
         None,
         weights,
         snapshot=learners.snapshot,
-        evaluations=evaluation.results,
+        evaluations=results,
     )
     return graph.build(
         groups=[group],
-        edges=[*_edges(config, plan), *evaluation.edges],
+        edges=[*_edges(config, plan), *evaluation],
         notes=_notes(config, plan, spec, learners.notes),
         episodes=EpisodeList(),
     )

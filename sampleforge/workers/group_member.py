@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter, process_time, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.torch
@@ -22,10 +22,14 @@ from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.newest import StateSnapshot
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
-from sampleforge.workers.learner import LearnerSettings
+
+if TYPE_CHECKING:
+    from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.learner_change import ChangeFollower, StateLoad
 from sampleforge.workers.worker import StopFlag
 
+POLL_INTERVAL = 0.05
+"""Seconds between the checks of a waiting member on the progress of the others."""
 REPLACEMENT_TIMEOUT = 5.0
 """Seconds to wait for the driver to replace a member that has died."""
 

@@ -1,8 +1,9 @@
-"""The learner worker, which learns from batch after batch and publishes newer weights."""
+"""The learner worker, which learns from batch after batch and publishes newer weights; and the one
+that does so in a group: it continues in a new process after its process was killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -13,12 +14,15 @@ import torch
 
 from sampleforge.algorithms.learning import Learner
 from sampleforge.ops.running_stats import alone
-from sampleforge.rollouts.batch_source import Batches, Taken
+from sampleforge.peers.group import RankLost
+from sampleforge.rollouts.batch import Batches, Taken
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.staging import begin_on
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.group_member import POLL_INTERVAL, GroupMember
 from sampleforge.workers.hooks import update_hooks
 from sampleforge.workers.learner_change import LOAD, ChangeFollower
 from sampleforge.workers.metrics import Divergence, ReportMetrics
@@ -108,7 +112,7 @@ class LearnerWorker(EventDriven):
         if self._taken is None or not self._may_update():
             return moved
         started = perf_counter()
-        batch = self._source.read(self._taken.batch)
+        batch = self._source.read(self._taken)
         self._count["batch_s"] += perf_counter() - started
         errors = None if batch is None else self._learn(batch, self._taken.progress)
         self._after_update()
@@ -220,3 +224,91 @@ class ExperienceSink(NoLearner):
             return False
         self._exchange.give_back(slot)
         return True
+
+
+class GroupLearnerWorker:
+    """One of the learners of a policy, or the only one. They take each gradient step together: each
+    learns from its own share of the batch, and gradients are averaged.
+
+    If a learner is replaced, the surviving learners drop the batch that they are learning from. All
+    learners continue from the newest state of a survivor, or, if there is none, from the state in
+    shared memory. ``batches``, ``settings``: see `LearnerWorker`. ``others``: the wake-ups of the
+    other learners.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        member: GroupMember,
+        batches: Batches,
+        settings: LearnerSettings,
+        others: Sequence[Wakeup] = (),
+    ) -> None:
+        self.name = name
+        self._member = member
+        self._batches = batches
+        self._settings = settings
+        self._others = others
+        self._worker: LearnerWorker | None = None
+
+    def recover(self) -> None:
+        self._batches.take_over()
+
+    def start(self) -> None:
+        learner = self._member.start()
+        worker = LearnerWorker(
+            lambda: learner,
+            self._batches,
+            self._settings,
+            self._may_update,
+            self._member.agree,
+        )
+        self._worker = worker
+        worker.start()
+        self._member.plain_state = worker.plain_state
+        self._member.take_over()
+
+    def step(self) -> bool:
+        """Gather a part of a batch, or learn from a complete batch with the other learners."""
+        worker = self._worker
+        assert worker is not None
+        try:
+            if self._member.must_regroup:  # also at the end, so that a new learner can join
+                worker.begin_again()
+                self._member.regroup()
+            return not self._member.ended and worker.step()
+        except RankLost as error:
+            worker.abandon()
+            self._member.wait_for_replacement(error)
+            return True
+
+    def _may_update(self) -> bool:
+        """Return whether all learners have their parts of the batch. If so, wake the other
+        learners."""
+        ready = self._member.has_batch()
+        if ready:
+            for wakeup in self._others:
+                wakeup.set()
+        return ready
+
+    def wait(self, timeout: float) -> None:
+        assert self._worker is not None
+        self._worker.wait(min(timeout, POLL_INTERVAL))
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._member.close()
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        """Return the answer to a request of the driver; see `LearnerWorker.handle`. "publish" makes
+        the state in shared memory the newest one, and returns None. "load": see
+        `GroupMember.load`."""
+        assert self._worker is not None
+        if kind == LOAD:
+            return self._member.load(payload)
+        if kind in ("save", "publish"):
+            self._member.publish_state()  # so that the snapshot is never older than a checkpoint
+        if kind == "publish":
+            return None
+        return self._worker.handle(kind, payload)

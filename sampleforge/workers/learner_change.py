@@ -4,10 +4,11 @@ of a checkpoint, or other weights, as a population, a schedule or the driver ord
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -77,12 +78,13 @@ class LearnerChange:
         return own, plain
 
 
-class ChangeSource(Protocol):
+class ChangeSource(ABC):
     """Where numbered changes come from. ``tag``: the entry of a learner's tag with the number of
     the newest change that is part of its state."""
 
-    tag: str
+    tag = "change"
 
+    @abstractmethod
     def due(self, env_steps: int) -> int:
         """Return the number of the newest change that is due after so many env steps; 0 if there
         is none."""
@@ -90,16 +92,16 @@ class ChangeSource(Protocol):
     def agreed(self, due: torch.Tensor) -> int:
         """Return the number up to which all learners apply changes now, given what is due at each,
         [learners]."""
+        return int(due.min())
 
+    @abstractmethod
     def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
         """Yield the changes after ``applied`` up to ``number``, each with its number."""
 
 
-class ChangesOfPopulation:
+class ChangesOfPopulation(ChangeSource):
     """The changes that the driver sends to a member of a population; each is due when it comes.
     ``max_policy_lag``: largest lag of experience that is learned from."""
-
-    tag = "change"
 
     def __init__(self, inbox: ChangeInbox, max_policy_lag: int | None) -> None:
         self._inbox = inbox
@@ -107,9 +109,6 @@ class ChangesOfPopulation:
 
     def due(self, env_steps: int) -> int:
         return self._inbox.number
-
-    def agreed(self, due: torch.Tensor) -> int:
-        return int(due.min())
 
     def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
         if number <= applied:
@@ -129,11 +128,9 @@ class ChangesOfPopulation:
         )
 
 
-class ChangesOfSchedule:
+class ChangesOfSchedule(ChangeSource):
     """The changes of a schedule, in the order of their env steps. ``max_policy_lag``: see
     `ChangesOfPopulation`."""
-
-    tag = "change"
 
     def __init__(self, changes: Sequence[LearnerChange], max_policy_lag: int | None) -> None:
         raised_by = (max_policy_lag or 0) + 1
@@ -144,9 +141,6 @@ class ChangesOfSchedule:
 
     def due(self, env_steps: int) -> int:
         return sum(change.env_steps <= env_steps for change in self._changes)
-
-    def agreed(self, due: torch.Tensor) -> int:
-        return int(due.min())
 
     def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
         yield from enumerate(self._changes[applied:number], applied + 1)
@@ -178,7 +172,7 @@ def write_state_file(file: Path, tensors: dict[str, torch.Tensor], plain: dict[s
     file.write_bytes(safetensors.torch.save(whole, {"plain": json.dumps(plain)}))
 
 
-class ChangesOfRequests:
+class ChangesOfRequests(ChangeSource):
     """The states that the driver asks a learner to load, of which the newest counts. All learners
     load it after the update by whose end each of them was asked for it."""
 

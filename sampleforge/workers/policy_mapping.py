@@ -70,34 +70,21 @@ class RoundRobin:
         return rollout % self._policies
 
 
-class FixedPerSplit:
-    """Gives each split of an actor one of ``policies`` policy groups for the whole run, in turn, in
-    every actor in the same order.
-
-    Populations need it: the return of an episode is then that of one member.
-    """
-
-    def __init__(self, policies: int) -> None:
-        self._policies = policies
-
-    def __call__(self, stream: StreamId, rollout: int) -> int:
-        return stream.split % self._policies
-
-
 class FixedPerStream:
-    """Gives each stream one of ``policies`` policy groups for the whole run: the streams, in the
-    order of actors (with ``splits`` streams each), are dealt to the groups in turn.
+    """Gives each stream one of ``policies`` policy groups for the whole run: the splits of an actor
+    are dealt to the groups in turn, and each actor goes on ``shift`` groups after the one before.
 
     Overlapping sequences need it: a rollout begins with the last steps of the one before, which one
-    policy must have taken.
+    policy must have taken. So do populations, whose actors all have the same order (a shift of 0):
+    the return of an episode is then that of one member.
     """
 
-    def __init__(self, policies: int, splits: int) -> None:
+    def __init__(self, policies: int, shift: int) -> None:
         self._policies = policies
-        self._splits = splits
+        self._shift = shift
 
     def __call__(self, stream: StreamId, rollout: int) -> int:
-        return (stream.actor * self._splits + stream.split + stream.seat) % self._policies
+        return (stream.actor * self._shift + stream.split + stream.seat) % self._policies
 
 
 @dataclass(frozen=True)

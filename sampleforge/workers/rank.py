@@ -10,9 +10,9 @@ from typing import Any
 
 from sampleforge.peers.boards import Board
 from sampleforge.peers.group import RankLost
-from sampleforge.rollouts.batch_source import SlotBatches
+from sampleforge.rollouts.batch import SlotBatches
 from sampleforge.workers.actor import END_RECORDING, ActorWorker
-from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.group_member import POLL_INTERVAL, GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
 from sampleforge.workers.learner_change import LOAD
 
@@ -112,10 +112,6 @@ class Preemption:
 
     def _mark(self, stage: Stage) -> int:
         return len(Stage) * self.iteration + stage
-
-
-POLL_INTERVAL = 0.05
-"""Seconds between the checks of a waiting rank on the progress of the other ranks."""
 
 
 class RankWorker:

@@ -145,15 +145,6 @@ class Placement:
 EVERYWHERE = Placement()
 
 
-@dataclass(frozen=True)
-class WorkerContext:
-    """The log file of a worker's process, and the folder for its working directory, into which
-    simulators write files. Both paths are absolute."""
-
-    log_file: Path
-    scratch: Path
-
-
 class WorkerEnd:
     """The worker's end of its control channel: one channel per life of a worker."""
 
@@ -203,22 +194,23 @@ def run_worker(
     worker: Worker,
     stop: StopFlag,
     placement: Placement,
-    context: WorkerContext,
+    scratch: Path,
     channel: WorkerEnd,
     events: EventSender,
     life: int,
 ) -> None:
     """Run a worker in a child process; this is its main function. What it fails with is sent to the
-    driver through ``channel``, log lines through ``events``."""
+    driver through ``channel``, log lines through ``events``. ``scratch``: the absolute path of the
+    folder for its working directory, into which simulators write files."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # Torch's compiled code is shared by the run's workers, and removed when the run ends.
-    os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
+    os.environ.setdefault(CACHE, str(scratch / "compiled"))
     begin_process()
     send_through(events)
     logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
     logging.captureWarnings(True)
     try:
-        with scratch_directory(context.scratch):
+        with scratch_directory(scratch):
             run(worker, stop, channel, life)
     except BaseException as error:
         channel.fail(_told(error))  # if `run` has not

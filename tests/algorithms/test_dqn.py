@@ -17,8 +17,8 @@ from sampleforge.algorithms.exploring import epsilon_greedy
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.q_learning import rescale, unrescale
-from sampleforge.replay.importance import importance_weights
 from sampleforge.replay.sample_batches import ReplaySample
+from sampleforge.replay.samples import importance_weights
 from sampleforge.shared.newest import SharedWeights
 from tests.support.q_learning import ACTIONS, network, transitions, weights_of
 

@@ -17,9 +17,9 @@ from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.q_learning import initial_errors, n_step_windows
-from sampleforge.replay.sample_batches import Choice, ReadySample, ReplaySample
+from sampleforge.replay.sample_batches import ReadySample, ReplaySample
 from sampleforge.replay.samples import Gathered, SequenceReader, Sequences
-from sampleforge.rollouts.batch_source import Taken
+from sampleforge.rollouts.batch import Taken
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
@@ -327,7 +327,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     sample_requests.generations[request] = np.resize(generations, sample_requests.items.shape[1])
     sample_requests.scaled_probability[request] = 1.0
     worker._source._taken = ReadySample(0, request)
-    worker._taken = Taken(Choice(request, 0.0), 0.0)
+    worker._taken = Taken(request, 0.0)
     assert worker.step()
     stale = np.resize(gone, sample_requests.items.shape[1])
     assert worker.handle("metrics", None)["late_samples"] == stale.sum() > 0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.rollouts.batch import BatchBuilder
-from sampleforge.rollouts.batch_source import SerialBatchSource
+from sampleforge.rollouts.batch import BatchBuilder, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.wakeup import Wakeup
 from tests.support.kills import kills, live, watched

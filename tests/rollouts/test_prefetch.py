@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from sampleforge.ops.running_stats import Gather
-from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.rollouts.batch_source import (
+from sampleforge.rollouts.batch import (
+    Batch,
+    BatchBuilder,
     BatchSource,
     PrefetchingBatchSource,
     Seconds,
@@ -82,7 +83,7 @@ class BenchmarkContext:
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkContext]:
     """The thread looks for slots only when it is woken: a wake-up that were lost would show."""
-    monkeypatch.setattr("sampleforge.rollouts.batch_source.POLL_INTERVAL", 10**6)
+    monkeypatch.setattr("sampleforge.rollouts.batch.POLL_INTERVAL", 10**6)
     made = BenchmarkContext()
     yield made
 

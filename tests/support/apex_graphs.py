@@ -24,7 +24,7 @@ from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.starts import ResumePoint
-from sampleforge.workers.group_learner import GroupLearnerWorker
+from sampleforge.workers.learner import GroupLearnerWorker
 from tests.support.envs import code_reward, episode_length
 from tests.support.graphs import one_policy, spec_of
 from tests.support.pairings import plan_of, wire_of

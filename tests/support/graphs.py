@@ -26,7 +26,6 @@ from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart, ResumePoint
-from sampleforge.workers.worker import WorkerContext
 from tests.support.pairings import plan_of, wire_of
 
 Ppo = TypeVar("Ppo", AppoConfig, DdppoConfig)
@@ -125,8 +124,7 @@ class running:
 
     def __init__(self, graph: Any, folder: Path) -> None:
         (folder / "scratch").mkdir()
-        context = WorkerContext(folder / "log.txt", folder / "scratch")
-        self.runner = ProcessRunner(graph, RunnerContext(30.0, context))
+        self.runner = ProcessRunner(graph, RunnerContext(30.0, folder / "scratch"))
 
     def __enter__(self) -> ProcessRunner:
         self.runner.start()

@@ -19,7 +19,7 @@ from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.dqn.loss import DqnOutput
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.models.q_network import QNetwork
-from sampleforge.replay.importance import importance_weights
+from sampleforge.replay.samples import importance_weights
 from sampleforge.spec import ACTION
 from sampleforge.topologies import dqn_defaults
 from sampleforge.topologies.config import ReplayRunConfig

@@ -13,7 +13,7 @@ from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.records import EpisodeRecord
-from sampleforge.topologies.agent_groups import other_agent_groups
+from sampleforge.topologies.builders import other_agent_groups
 from sampleforge.topologies.config import AppoConfig, roles_of_policies
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.starts import PolicyStart, ResumePoint, frozen_starts, seed_of_policy

@@ -44,7 +44,6 @@ from sampleforge.workers.policy_mapping import (
     StreamId,
 )
 from sampleforge.workers.stream import PolicyPort, Stream, lease
-from sampleforge.workers.worker import WorkerContext
 from tests.support.envs import code_reward
 from tests.support.graphs import forget, resolved, spec_of
 from tests.support.pairings import network_maker, plan_of, wire_of
@@ -185,9 +184,7 @@ def run_until(
 
 def process_runner(graph: Graph, folder: Path) -> ProcessRunner:
     (folder / "scratch").mkdir()
-    return ProcessRunner(
-        graph, RunnerContext(30.0, WorkerContext(folder / "log.txt", folder / "scratch"))
-    )
+    return ProcessRunner(graph, RunnerContext(30.0, folder / "scratch"))
 
 
 SERVED = [("inline", 1), ("worker", 1), ("worker", 2)]
@@ -328,7 +325,7 @@ def test_slots_are_leased_for_all_streams_or_for_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "mapping", [RandomPerRollout(3, seed=5), RoundRobin(3), FixedPerStream(3, splits=2)]
+    "mapping", [RandomPerRollout(3, seed=5), RoundRobin(3), FixedPerStream(3, shift=2)]
 )
 def test_mappings_repeat_themselves_and_give_every_policy_the_same_share(mapping: Any) -> None:
     streams = [StreamId(actor, split, 0) for actor in range(6) for split in range(2)]

@@ -22,7 +22,6 @@ from sampleforge.shared.snapshots import LATEST
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.workers.policy_mapping import RandomPerRollout, StreamId
-from sampleforge.workers.worker import WorkerContext
 from tests.support.graphs import resolved, spec_of
 from tests.support.seat_rows import SeatRows, marked_graph, without_learners
 
@@ -110,7 +109,7 @@ def test_every_row_reaches_its_own_learner_in_processes(inference: str, tmp_path
     chosen = config({"agents": 2, "scouts": 1}, num_policies=4, inference=inference)
     graph = without_learners(marked_graph(chosen))
     (tmp_path / "scratch").mkdir()
-    context = RunnerContext(30.0, WorkerContext(tmp_path / "log.txt", tmp_path / "scratch"))
+    context = RunnerContext(30.0, tmp_path / "scratch")
     runner, rows = ProcessRunner(graph, context), SeatRows(graph, [{0, 1}, {2}] * 2)
     runner.start()
     try:

@@ -23,8 +23,7 @@ from sampleforge.ops.q_learning import (
     unrescale,
 )
 from sampleforge.ops.running_stats import Gather, alone
-from sampleforge.replay.importance import importance_weights
-from sampleforge.replay.samples import Sequences, Transitions
+from sampleforge.replay.samples import Sequences, Transitions, importance_weights
 from sampleforge.spec import ACTION
 
 

@@ -25,8 +25,8 @@ from sampleforge.spec import ACTION_MASK, EnvSpec
 from sampleforge.tools.benchmark.table import render, sentence
 from sampleforge.tools.benchmark.window import Window, measure
 from sampleforge.topologies.graph import COUNTERS, Graph
-from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.topologies.restarts import END_RUN
+from sampleforge.topologies.sampler_plan import stale_warning
 from sampleforge.topologies.stored import StoredPlan
 from sampleforge.workers.worker import IDLE_WAIT, EventDriven, StopFlag
 

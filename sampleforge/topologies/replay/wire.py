@@ -14,9 +14,9 @@ from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.agent_groups import AgentGroup
+from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.evaluator import AddedEvaluators
+from sampleforge.topologies.evaluator import Results
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
@@ -117,13 +117,13 @@ class ReplayGroup(GroupWiring[ReplayExchange]):
         )
         return learners.with_notes(notes)
 
-    def policy_group(self, learners: Learners, evaluation: AddedEvaluators) -> PolicyGroup:
+    def policy_group(self, learners: Learners, results: Results) -> PolicyGroup:
         ladder, replay = self.ladder, self.replay
         explored = None
         if ladder is not None:
             explored = exploration(ladder, self.plan, self.index, self.members)
         return dataclasses.replace(
-            super().policy_group(learners, evaluation),
+            super().policy_group(learners, results),
             exploration=explored,
             archive=replay.archive if saves(self.config) else None,
             histograms=replay.histograms,

@@ -23,8 +23,9 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.ops.running_stats import alone
 from sampleforge.peers.group import RankGroup
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
-from sampleforge.replay.sample_batches import Choice, SampleBatches, SampleReader
+from sampleforge.replay.sample_batches import SampleBatches, SampleReader
 from sampleforge.replay.samples import Gathered, Sequences, Transitions
+from sampleforge.rollouts.batch import Taken
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
@@ -166,7 +167,7 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
     samples = SampleReader(batches, alone if group is None else learner.averaging.all_gather)
 
     def update(progress: float) -> Updated | None:
-        sample = samples.read(Choice(0, progress))
+        sample = samples.read(Taken(0, progress))
         if sample is None:
             return None
         metrics, trained, errors = learner.update(sample, progress)
