@@ -87,6 +87,9 @@ class ObservationNormaliser(nn.Module):
     the step between two values, because many elements of a grid hardly ever change.
     """
 
+    is_frozen = False
+    """Whether the statistics stay as they are, because the encoder does (--freeze)."""
+
     def __init__(self, leaves: Mapping[str, ArraySpec], encodings: Mapping[str, Encoding]) -> None:
         super().__init__()
         self.leaves = nn.ModuleDict()
@@ -117,6 +120,8 @@ class ObservationNormaliser(nn.Module):
         """Count the observations [N, *shape] where ``mask`` (bool [N]) is True, of images those of
         `counted`. The caller passes each observation exactly once. ``gather`` adds those that the
         other ranks count at the same time."""
+        if self.is_frozen:
+            return
         for name, leaf in self._by_name:
             spec = self._specs[name]
             some = None if mask is None else counted(mask, spec)
@@ -125,6 +130,8 @@ class ObservationNormaliser(nn.Module):
     @torch.no_grad()
     def merge(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of observations that were counted elsewhere."""
+        if self.is_frozen:
+            return
         for name, leaf in self._by_name:
             leaf.merge(seen[name])
 

@@ -108,6 +108,10 @@ def wire_session(
         return dataclasses.replace(start, seed=seed, resume=resume)
 
     frozen = frozen_starts(session.roles, session.spec, of_frozen)
+    if session.opened.initial is not None:
+        new_model = plan.pairing.network_maker(plan.config, session.spec, start.seed)
+        if left := session.opened.initial.weights(new_model()):
+            session.message(f"--init-from: new are {', '.join(left)}")
     hooks = RunHooks(
         for_workers(callbacks, processes=processes),
         (*session.roles.trained, *session.roles.frozen),
@@ -130,6 +134,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
                 resume=ResumeCheckpoint(stored.store, session.opened.changed)
                 if stored.earlier
                 else None,
+                initial=None if stored.earlier else session.opened.initial,
                 replays=stored.stored_replay,
             ),
             stored.store.save_state,

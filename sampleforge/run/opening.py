@@ -14,6 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.initial import InitialWeights, initial_weights
 from sampleforge.run.folder.replays import Replays
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.spec import EnvSpec, with_action_units
@@ -46,7 +47,8 @@ class OpenRun:
     values that the first part had chosen. ``policies``: one entry per policy group; if there are
     several, each has a folder of checkpoints. ``spec``: the environment's, as the run sees it.
     ``warnings``, ``notes``: what the user is to know. ``changed``: what a resumed run changes of
-    the learning, new values by name."""
+    the learning, new values by name. ``initial``: the weights that a new run begins with (None:
+    new ones)."""
 
     asked: AnyConfig
     config: AnyConfig
@@ -56,6 +58,7 @@ class OpenRun:
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
     changed: Mapping[str, Any] = field(default_factory=dict)
+    initial: InitialWeights | None = None
 
     @property
     def earlier(self) -> dict[str, Any]:
@@ -135,6 +138,12 @@ def _opened(
     for policy in policies:
         path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
         stored.append(_stored_policy(policy, path, asked, interrupted, warnings.append))
+    initial = None
+    if asked.init_from is not None and resuming:
+        notes = [*notes, f"--init-from {asked.init_from}: this run goes on from its own checkpoint"]
+    elif asked.init_from is not None:
+        initial = initial_weights(asked)
+        notes = [*notes, f"The weights are those of {asked.init_from} at the beginning"]
     if resuming:
         _check_policies(folder, stored, warnings.append)
     if config.seed is None:
@@ -147,7 +156,7 @@ def _opened(
     if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
     spec = with_action_units(spec, rescale=config.rescale_actions)
-    opened = OpenRun(asked, config, spec, folder, tuple(stored), warnings, notes, changed)
+    opened = OpenRun(asked, config, spec, folder, tuple(stored), warnings, notes, changed, initial)
     if opened.earlier:
         folder.check_spec(spec)
     return opened

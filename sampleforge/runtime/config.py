@@ -72,8 +72,40 @@ class TrackingConfig(Checked):
                 )
 
 
+Part = Literal["encoder", "core", "actor", "critic"]
+"""The parts of a network, by which flags name its weights (`sampleforge.models.parts`)."""
+
+
 @dataclass(frozen=True)
-class RunConfig(TrackingConfig):
+class InitConfig(TrackingConfig):
+    init_from: str | None = None
+    """Begin with the weights of another run, of any algorithm, and the statistics that normalise
+    its observations: its folder, folder@best for its best checkpoint, or folder:id for a policy of
+    several. A resumed run goes on from its own checkpoint (default: new weights)."""
+    init_parts: tuple[Part, ...] = ()
+    """Parts of the network that are taken: encoder, core, actor (the heads of the policy, or of
+    Q-values), critic (default: all)."""
+    init_mismatch: Literal["refuse", "new"] = "refuse"
+    """What becomes of weights that the other run has not, or in another shape: an error, or new
+    weights."""
+    freeze: tuple[Part, ...] = ()
+    """Parts of the network that are not trained (default: none)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init_from is None and self.init_parts:
+            raise ConfigError(f"{typed('init_parts', self.init_parts)}: give --init-from, too")
+        if self.init_from is None and self.init_mismatch != "refuse":
+            raise ConfigError("--init-mismatch new: give --init-from, too")
+        if {*self.freeze} >= {"encoder", "core", "actor"}:
+            raise ConfigError(
+                f"{typed('freeze', self.freeze)}: no part of the policy would be trained; leave "
+                "one out"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig(InitConfig):
     heavy_updates: ClassVar[bool] = False
     """Whether updates take so long beside env steps that a GPU pays for the networks of vectors,
     too."""

@@ -72,6 +72,8 @@ def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint
     already, so that no worker waits for the learner's process."""
     model = new_model()
     version = 0 if start.resume is None else start.resume.weights(model)
+    if start.resume is None and start.initial is not None:
+        start.initial.weights(model)
     weights = SharedWeights(model.state_dict())
     weights.publish(model.state_dict(), version)
     return weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
 from sampleforge.models.forward import compile_passes
+from sampleforge.models.parts import part_of
 from sampleforge.rollouts.batch import Batches
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ENV_PREFIX
@@ -60,16 +61,31 @@ def make_learner(
         maker.spec,
     )
     network = maker()
+    if start.resume is None and start.initial is not None:
+        start.initial.weights(network)
+    freeze(network, getattr(config, "freeze", ()))
     with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
         learner = maker.algorithm.new_learner(config, network, place)
     if start.resume is not None:
         start.resume.learner(learner)
+    elif start.initial is not None:
+        start.initial.learner(learner)
     return learner
+
+
+def freeze(network: torch.nn.Module, parts: Collection[str]) -> None:
+    """Have the learner that is made next leave these parts of a network as they are."""
+    for name, parameter in network.named_parameters():
+        if part_of(name) in parts:
+            parameter.requires_grad_(False)
+    normaliser = getattr(network, "normaliser", None)
+    if normaliser is not None and "encoder" in parts:
+        normaliser.is_frozen = True
 
 
 def new_state(maker: NetworkMaker, plan: Any, start: ResumePoint) -> Tensors:
     """Return the tensors of the state of a new learner: those of any later state are as large."""
-    start = dataclasses.replace(start, resume=None)
+    start = dataclasses.replace(start, resume=None, initial=None)
     tensors: Tensors = make_learner(maker, plan, start, device="cpu").state()[0]
     return tensors
 
@@ -86,7 +102,9 @@ class _Measuring(Averaging):
 def gradient_bytes(maker: NetworkMaker, plan: Any, start: ResumePoint) -> int:
     """Return the bytes of the gradients of all networks that a learner trains."""
     measuring = _Measuring()
-    make_learner(maker, plan, dataclasses.replace(start, resume=None), measuring, device="cpu")
+    make_learner(
+        maker, plan, dataclasses.replace(start, resume=None, initial=None), measuring, device="cpu"
+    )
     return measuring.nbytes
 
 

@@ -30,16 +30,28 @@ class Resume(Protocol):
         """Return the plain values of the learner's state."""
 
 
+class Initial(Protocol):
+    """The weights with which a new run begins. It can be sent to other processes."""
+
+    def weights(self, model: torch.nn.Module) -> list[str]:
+        """Load the weights into ``model``; return the names of those that stay new."""
+
+    def learner(self, learner: Learner) -> None:
+        """Load what ``learner`` has beside its model."""
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The point at which a run begins: its seed, the totals of earlier runs of the folder, their
-    checkpoint (``resume``), and the folder in which replays are saved."""
+    checkpoint (``resume``), or the weights that it begins with in the place of new ones
+    (``initial``), and the folder in which replays are saved."""
 
     seed: int
     resumes: int = 0
     env_steps: int = 0
     wall_s: float = 0.0
     resume: Resume | None = None
+    initial: Initial | None = None
     replays: ReplayFolder | None = None
 
 

@@ -31,6 +31,9 @@ HEADER = ("algo", "format", "versions", "left_open")
 NOT_STORED = (
     "run_dir",
     "resume",
+    "init_from",
+    "init_parts",
+    "init_mismatch",
     "record",
     "record_max_gb",
     "record_segment_mb",

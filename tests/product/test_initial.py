@@ -1,0 +1,157 @@
+"""A run begins with the weights of another one, of which parts may stay as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from sampleforge.api import Trainer, train
+from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.parts import part_of
+from sampleforge.topologies.config import AppoConfig
+from tests.support.product import SMALL, small
+from tests.support.runs import newest
+
+Trained = Callable[[str], Path]
+
+
+def beginning(config: Any) -> dict[str, torch.Tensor]:
+    """The weights of a run that has not learned yet."""
+    with Trainer(config) as trainer:
+        return {name: torch.as_tensor(value) for name, value in trainer.get_weights().items()}
+
+
+def model(run: Path) -> dict[str, torch.Tensor]:
+    return {n.removeprefix("model/"): t for n, t in newest(run).items() if n.startswith("model/")}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", SMALL)
+def test_a_frozen_encoder_of_another_run_stays_and_the_rest_learns(
+    algo: str, trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    before = newest(trained(algo))
+    run = tmp_path / "run"
+    train(small(algo, run, data, init_from=str(trained(algo)), freeze=("encoder",)))
+    after = newest(run)
+    names = [name for name in before if name.startswith("model/")]
+    frozen = [name for name in names if part_of(name.removeprefix("model/")) == "encoder"]
+    assert frozen and all(torch.equal(before[name], after[name]) for name in frozen)
+    rest = [name for name in names if name not in frozen]
+    assert any(not torch.equal(before[name], after[name]) for name in rest)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", ["appo", "apex", "sac", "ddppo"])
+def test_the_actors_begin_with_the_same_weights(
+    algo: str, trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    source = trained(algo)
+    own = beginning(small(algo, tmp_path / "own", data, train_for_env_steps=10**9))
+    taken = beginning(
+        small(algo, tmp_path / "run", data, init_from=str(source), train_for_env_steps=10**9)
+    )
+    learned = model(source)
+    assert taken.keys() == learned.keys()
+    weights = [name for name in learned if ".encoder.weight" in name]
+    assert weights and not any(torch.equal(own[name], learned[name]) for name in weights)
+    assert all(torch.equal(taken[name], learned[name]) for name in weights)
+
+
+@pytest.mark.long
+def test_what_was_cloned_from_data_is_trained_further(
+    trained: Trained, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe of docs/fine_tuning.md: behaviour cloning, then APPO."""
+    cloned = trained("marwil")
+    run = tmp_path / "run"
+    monkeypatch.chdir(cloned.parent)  # workers have a working directory of their own
+    train(small("appo", run, data, init_from=f"{cloned.name}@best", learning_rate=1e-9))
+    learned, after = model(cloned), model(run)
+    for name in ("actor.encoder.weight_0", "policy_weight"):
+        assert torch.allclose(learned[name], after[name], atol=1e-5), name
+    log = (run / "log.txt").read_text()
+    assert f"The weights are those of {cloned.name}@best at the beginning" in log
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    assert "init_from" not in stored, "no file of a folder has a path"
+    train(small("appo", run, data, init_from=str(cloned), learning_rate=1e-9))
+    assert "this run goes on from its own checkpoint" in (run / "log.txt").read_text()
+
+
+def other(run: Path, source: Path, **more: Any) -> AppoConfig:
+    return AppoConfig(
+        env="Acrobot-v1",
+        run_dir=str(run),
+        init_from=str(source),
+        serial=True,
+        num_workers=1,
+        num_envs_per_worker=8,
+        train_for_env_steps=10**9,
+        **{"model": ModelConfig(hidden_sizes=(16,)), **more},
+    )
+
+
+@pytest.mark.long
+def test_weights_that_do_not_fit_are_named_and_left_new_on_demand(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """Acrobot has six numbers and three actions, CartPole four and two."""
+    source, run = trained("appo"), tmp_path / "run"
+    with pytest.raises(
+        ConfigError, match=r"--init-from: policy_weight, .* --init-parts .* --init-"
+    ):
+        beginning(other(run, source))
+    with pytest.raises(ConfigError, match=r"--init-from: normaliser.*weight_0 of the network"):
+        beginning(other(run, source, init_parts=("encoder",)))
+    assert not run.exists()
+    taken = beginning(other(run, source, init_mismatch="new"))
+    learned = model(source)
+    assert torch.equal(taken["value_weight"], learned["value_weight"])
+    assert taken["actor.encoder.weight_0"].shape == (16, 6)
+    assert float(taken["normaliser.leaves.obs.count"]) < 1, "statistics are taken together"
+    assert "--init-from: new are policy_weight, " in (run / "log.txt").read_text()
+
+
+@pytest.mark.long
+def test_only_the_named_parts_are_taken(trained: Trained, data: Path, tmp_path: Path) -> None:
+    source = trained("appo")
+    learned = model(source)
+    taken = beginning(
+        small("appo", tmp_path / "run", data, init_from=str(source), init_parts=("encoder",))
+    )
+    for name, tensor in taken.items():
+        if tensor.is_floating_point() and tensor.numel() > 2 and "weight" in name:
+            assert torch.equal(tensor, learned[name]) == (part_of(name) == "encoder"), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"init_from": "runs/none"}, "is not a run folder|there is no"),
+        ({"init_parts": ("encoder",)}, "--init-parts encoder: give --init-from, too"),
+        ({"init_mismatch": "new"}, "--init-mismatch new: give --init-from, too"),
+        ({"freeze": ("encoder", "core", "actor")}, "no part of the policy would be trained"),
+        ({"freeze": ("body",)}, "freeze"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(AppoConfig(env="CartPole-v1", run_dir=str(tmp_path / "run"), **settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_that_is_neither_latest_nor_best_is_refused(
+    trained: Trained, tmp_path: Path
+) -> None:
+    source = shutil.copytree(trained("appo"), tmp_path / "source")
+    assert json.loads((source / "checkpoints" / "manifest.json").read_text())
+    with pytest.raises(ConfigError, match="'300' must be latest or best"):
+        beginning(other(tmp_path / "run", Path(f"{source}@300")))
