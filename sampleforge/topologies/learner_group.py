@@ -3,12 +3,13 @@ which is replaced if its process is killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sampleforge.algorithms.averaging import Averaging
 from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import join_solo
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import NumaNode
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
@@ -26,12 +27,12 @@ from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.workers.group_member import GroupMember, Membership
 from sampleforge.workers.learner import (
+    ExperienceSink,
     GroupLearnerWorker,
     LearnerSettings,
     LearnerWorker,
-    NoLearner,
 )
-from sampleforge.workers.worker import Placement, Post
+from sampleforge.workers.worker import Placement
 
 
 class Learners(NamedTuple):
@@ -47,12 +48,11 @@ class Learners(NamedTuple):
         return self._replace(notes=(*before, *self.notes))
 
 
-def add_sink(
-    graph: GraphBuilder, new_sink: Callable[[Post], NoLearner], wakeup: Wakeup
-) -> Learners:
-    """Add what stands for the learner of a run that only collects experience."""
+def add_sink(graph: GraphBuilder, wakeup: Wakeup, exchange: SlotExchange | None = None) -> Learners:
+    """Add what stands for the learner of a run that only collects experience, see
+    `ExperienceSink`."""
     post = graph.post(wakeup)
-    return Learners((graph.add("learner", new_sink(post), post),))
+    return Learners((graph.add("learner", ExperienceSink(post, exchange), post),))
 
 
 def add_learners(

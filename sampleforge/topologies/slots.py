@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -27,7 +26,6 @@ from sampleforge.topologies.sampler_plan import (
 from sampleforge.topologies.slots_plan import gathers_ahead, slot_shape
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
-from sampleforge.workers.learner import ExperienceSink
 
 
 def wire_slots(
@@ -65,7 +63,7 @@ class SlotsGroup(GroupWiring[SlotExchange]):
     def add_learners(self, graph: GraphBuilder) -> Learners:
         config, plan, wakeups = self.config, self.plan, self.learner_wakeups
         if config.sampler_only:
-            return add_sink(graph, partial(ExperienceSink, self.exchange), wakeups[0])
+            return add_sink(graph, wakeups[0], self.exchange)
         batches = [
             SlotBatches(
                 self.exchange,

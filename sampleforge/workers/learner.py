@@ -197,33 +197,27 @@ class LearnerWorker(EventDriven):
         return None
 
 
-class NoLearner(EventDriven):
-    """Replaces the learner if experience is only collected. It only answers the driver."""
+class ExperienceSink(EventDriven):
+    """Replaces the learner if experience is only collected: it answers the driver, and gives every
+    complete slot of ``exchange`` back to its actor (None: a replay keeps them)."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, exchange: SlotExchange | None) -> None:
         super().__init__("sink", post)
+        self._exchange = exchange
 
     def step(self) -> bool:
-        return False
+        slot = None if self._exchange is None else self._exchange.take_ready()
+        if self._exchange is None or slot is None:
+            return False
+        self._exchange.give_back(slot)
+        return True
+
+    def wait(self, timeout: float) -> None:
+        self._wakeup.wait(timeout)  # not counted: nothing is learned that could be held up
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return empty metrics, or None for any other request: there is nothing to save."""
         return {} if kind == "metrics" else None
-
-
-class ExperienceSink(NoLearner):
-    """A `NoLearner` that gives every complete slot back to its actor."""
-
-    def __init__(self, exchange: SlotExchange, post: Post) -> None:
-        super().__init__(post)
-        self._exchange = exchange
-
-    def step(self) -> bool:
-        slot = self._exchange.take_ready()
-        if slot is None:
-            return False
-        self._exchange.give_back(slot)
-        return True
 
 
 class GroupLearnerWorker:

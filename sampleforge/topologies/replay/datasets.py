@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
-from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.stream import PolicyPort
@@ -35,20 +33,24 @@ from sampleforge.workers.worker import Placement
 
 class DatasetRows:
     """The env vector of an actor that plays a dataset, and where its inference finds the vector.
-    ``folder``: of the dataset; ``shuffle``: env steps of the shuffle buffer; ``seed`` returns its
-    seed, another one in each life of the actor."""
+    ``folder``: of the dataset; ``shuffle``: env steps of the shuffle buffer, whose order has
+    another ``seed`` in each of the ``lives`` of the ``actor``."""
 
     def __init__(
         self,
         folder: str | Path,
         slots: TrajectorySlots,
         shuffle: int,
-        seed: Callable[[], list[int]],
+        seed: Sequence[int],
+        lives: RestartBudget,
+        actor: int,
     ) -> None:
         self._folder = folder
         self.slots = slots
         self._shuffle = shuffle
         self._seed = seed
+        self._lives = lives
+        self._actor = actor
         self._vector: EpisodeVector | None = None
 
     def actions(self) -> dict[str, Array]:
@@ -60,7 +62,7 @@ class DatasetRows:
         """Open the dataset and return the env vector."""
         shape = self.slots.shape
         dataset = open_dataset(self._folder, shape.spec)
-        buffer = ShuffleBuffer(dataset, self._shuffle, self._seed())
+        buffer = ShuffleBuffer(dataset, self._shuffle, [*self._seed, self._lives.life(self._actor)])
         self._vector = EpisodeVector(shape.spec, shape.rows, buffer)
         return self._vector
 
@@ -87,20 +89,6 @@ def shares_of(config: ReplayRunConfig, plan: ReplayPlan) -> Shares | None:
     return Shares(tuple(source_of), tuple(weights))
 
 
-@dataclass(frozen=True)
-class DatasetSeed:
-    """The seed of the order of a dataset, another one in each life of its actor."""
-
-    start: ResumePoint
-    dataset: int
-    actor: int
-    lives: RestartBudget
-
-    def __call__(self) -> list[int]:
-        start, life = self.start, self.lives.life(self.actor)
-        return [start.seed, DATASET_STREAM, self.dataset, start.resumes, life]
-
-
 def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) -> None:
     """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
     config, exchange, start = group.config, group.exchange, group.policy.start
@@ -110,8 +98,8 @@ def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) 
     precision, _ = choose_precision(config, ACTS_ON, config.model.has_pixels(spec.observations))
     for number, folder in enumerate(folders):
         index = group.plan.num_workers + number
-        seed = DatasetSeed(start, number, index, lives)
-        rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
+        seed = [start.seed, DATASET_STREAM, number, start.resumes]
+        rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed, lives, index)
         place = partial(ActingPlace, precision=precision, given=rows.actions)
         seeds = PolicySeeds(index, start, lives.life)
         acting = ActingMaker(group.new_model, group.weights, seeds, ACTS_ON, place)

@@ -34,7 +34,6 @@ from sampleforge.topologies.replay.learners import sample_batches
 from sampleforge.topologies.replay.plan import ReplayPlan, run_notes, stored_shape
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
-from sampleforge.workers.learner import NoLearner
 from sampleforge.workers.replay import ReplayChannels
 
 
@@ -102,7 +101,7 @@ class ReplayGroup(GroupWiring[ReplayExchange]):
         add_shards(graph, self, self.replay)
         notes = replay_notes(config, plan, self.slots, self.replay.archive, start)
         if config.sampler_only:
-            return add_sink(graph, NoLearner, wakeups[0]).with_notes(notes)
+            return add_sink(graph, wakeups[0]).with_notes(notes)
         batches = sample_batches(config, plan, start, self.replay, wakeups)
         learners = add_learners(
             graph,
