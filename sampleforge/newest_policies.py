@@ -70,9 +70,9 @@ class NewestPolicies:
 
     def copy(self, group: PolicyGroup) -> LoadedPolicy:
         """Return the policy of a group with a copy of its newest weights."""
-        model = self._session.new_model_of(group.id)
+        model = self._session.run_plan.new_model(group.id)
         group.weights.read(model.state_dict())
-        return LoadedPolicy(model, self._session.agents_of(group.id).spec)
+        return LoadedPolicy(model, self._session.run_plan.agents_of(group.id).spec)
 
     def newest(self, group: PolicyGroup) -> LoadedPolicy:
         """Return the policy of a group with its newest weights: the same object each time, whose
@@ -90,14 +90,14 @@ class NewestPolicies:
         ``group``: of the other agent groups the first policy that plays them. Return also the
         policy version of the weights of ``group``."""
         session = self._session
-        model = session.new_model_of(group.id).eval()
+        model = session.run_plan.new_model(group.id).eval()
         _, version = group.weights.read(model.state_dict())
-        playing = {session.agent_group(group.id): FrozenPolicy(model)}
+        playing = {session.run_plan.agent_group(group.id): FrozenPolicy(model)}
         for other in session.graph.groups:
-            if (index := session.agent_group(other.id)) not in playing:
+            if (index := session.run_plan.agent_group(other.id)) not in playing:
                 playing[index] = FrozenPolicy(self.copy(other).model)
         for fixed in session.graph.frozen:
-            if (index := session.agent_group(fixed.id)) not in playing:
+            if (index := session.run_plan.agent_group(fixed.id)) not in playing:
                 model = fixed.new_model()
                 fixed.pool.read(0, model.state_dict())
                 playing[index] = FrozenPolicy(model)
@@ -124,7 +124,7 @@ class NewestPolicies:
         episodes = episodes or config.evaluate_episodes
         stochastic = config.evaluate_stochastic if stochastic is None else stochastic
         seed = evaluation_seed(session.resume_point.seed) if seed is None else seed
-        index, (policies, version) = session.agent_group(group.id), self.frozen(group)
+        index, (policies, version) = session.run_plan.agent_group(group.id), self.frozen(group)
         env, name = evaluation_env(config), config.evaluation_function
         with DeferredInterrupt() as interrupt:
             play = partial(_play, policies, index, session.tasks.evaluation, interrupt.check, seed)
@@ -226,7 +226,7 @@ class NewestPolicies:
 
     def _fitting(self, group: PolicyGroup, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return ``weights`` as tensors like those of a policy; see `set_weights`."""
-        own = self._session.new_model_of(group.id).state_dict()
+        own = self._session.run_plan.new_model(group.id).state_dict()
         missing, unknown = own.keys() - weights.keys(), weights.keys() - own.keys()
         if missing or unknown:
             listed = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
 from sampleforge.cli.sweep import JobsFlags
 from sampleforge.cli.train import parse_config
-from sampleforge.config import ConfigError, check_range, typed
+from sampleforge.config import ConfigError, check_range
 from sampleforge.run.folder.files import to_json
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import algorithm_names
-from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
+from sampleforge.topologies.population_config import PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
     from sampleforge.tools.jobs.jobs import JobsScreen
@@ -104,13 +104,13 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     """Return the settings of the population. Raises ConfigError for flags that do not fit."""
     import numpy as np
 
-    from sampleforge.populations.population_rules import rules_of
+    from sampleforge.populations.population_rules import check_own, offered_shaping, rules_of
     from sampleforge.tools.population.across_runs import PopulationSettings
     from sampleforge.tools.population.member_change import MemberRules
 
     check_own(config)
     ids = [str(index) for index in range(flags.population)]
-    shaping = offered_shaping(flags, config)
+    shaping = offered_shaping(flags, config, here=flags.launcher == "local")
     rules = rules_of(config, flags, ids, shaping, np.random.default_rng(0))
     return PopulationSettings(
         flags.population,
@@ -126,54 +126,6 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
         ranges("pbt_initial", flags.pbt_initial),
         flags.max_member_restarts,
     )
-
-
-def offered_shaping(flags: PbtFlags, config: AnyConfig) -> Mapping[str, float]:
-    """Return the numbers by which the environment offers to shape its rewards, which the population
-    perturbs: none if it perturbs only other hyperparameters, or if runs of the algorithm cannot
-    change them. Raises EnvProbeError if the environment does not work."""
-    from sampleforge.populations.population_rules import given_names
-    from sampleforge.spec import ENV_PREFIX
-
-    changes = any(name.startswith(ENV_PREFIX) for name in given_names(flags))
-    if not isinstance(config, PbtConfig):
-        if changes:
-            raise ConfigError(
-                f"{ENV_PREFIX}...: {config.algo} cannot change the numbers by which an environment "
-                "shapes its rewards; leave them out, or use appo or apex"
-            )
-        return {}
-    if flags.pbt_perturb and not changes:
-        return {}
-    from sampleforge.env.probe import EnvProbeError, probe
-
-    try:
-        return probe(config).shaping_hyperparameters
-    except EnvProbeError as error:
-        if flags.launcher == "local":
-            raise
-        raise type(error)(
-            f"{error}\nThe environment was asked here for its reward-shaping numbers. If it works "
-            "only where the jobs run, name the hyperparameters that are perturbed, as in "
-            "--pbt-perturb learning-rate gamma: then it is not asked",
-            error.stage,
-        ) from error
-
-
-def check_own(config: AnyConfig) -> None:
-    """Raise ConfigError for flags of a population in one run among those of the algorithm."""
-    if not isinstance(config, PbtConfig):
-        return
-    for field in dataclasses.fields(PbtConfig):
-        value = getattr(config, field.name)
-        if value != getattr(PbtConfig(), field.name):
-            flag = typed(field.name, value)
-            if field.name in ("pbt", "schedule"):
-                raise ConfigError(f"{flag}: is for a single run; leave it out")
-            raise ConfigError(
-                f"{flag}: give it before the algorithm, as in sampleforge pbt {flag} ... "
-                f"{config.algo} ..."
-            )
 
 
 def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:

@@ -12,6 +12,7 @@ from sampleforge.run.ending import describe
 from sampleforge.run.screen.screen import Screen
 from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.runtime.processes import signal_groups
 from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
@@ -30,7 +31,11 @@ def run(
     if preset is not None:
         callbacks.append(PresetFit(config.algo, preset))
     session = Session(config, callbacks, deployment=deployment)
-    interrupts = Interrupts(session.kill, session.interrupt, session.signal_workers)
+    interrupts = Interrupts(
+        session.kill,
+        session.interrupt,
+        lambda number: signal_groups(session.pids().values(), number),
+    )
     try:
         with interrupts:
             session.open()

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
+from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.populations.rounds import (
     EXPLOIT_RULES,
     ExploitRule,
@@ -18,8 +19,14 @@ from sampleforge.populations.rounds import (
     explore_rule,
     first_values,
 )
+from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
+from sampleforge.topologies.population_config import (
+    PbtConfig,
+    PbtRulesConfig,
+    hyperparameter,
+    ranges,
+)
 from sampleforge.topologies.registry import pairing
 
 
@@ -96,3 +103,48 @@ def _exploit_rule(flags: PbtRulesConfig, ids: Sequence[str]) -> ExploitRule:
 def given_names(flags: PbtRulesConfig) -> set[str]:
     """Return the hyperparameters that the flags of a population name."""
     return {*map(hyperparameter, (*flags.pbt_perturb, *flags.pbt_bounds, *flags.pbt_initial))}
+
+
+def offered_shaping(flags: PbtRulesConfig, config: AnyConfig, *, here: bool) -> Mapping[str, float]:
+    """Return the numbers by which the environment offers to shape its rewards, which the population
+    perturbs: none if it perturbs only other hyperparameters, or if runs of the algorithm cannot
+    change them. ``here``: the runs are processes of this machine. Raises EnvProbeError if the
+    environment does not work."""
+    changes = any(name.startswith(ENV_PREFIX) for name in given_names(flags))
+    if not isinstance(config, PbtConfig):
+        if changes:
+            raise ConfigError(
+                f"{ENV_PREFIX}...: {config.algo} cannot change the numbers by which an environment "
+                "shapes its rewards; leave them out, or use appo or apex"
+            )
+        return {}
+    if flags.pbt_perturb and not changes:
+        return {}
+    try:
+        return probe(config).shaping_hyperparameters
+    except EnvProbeError as error:
+        if here:
+            raise
+        raise type(error)(
+            f"{error}\nThe environment was asked here for its reward-shaping numbers. If it works "
+            "only where the jobs run, name the hyperparameters that are perturbed, as in "
+            "--pbt-perturb learning-rate gamma: then it is not asked",
+            error.stage,
+        ) from error
+
+
+def check_own(config: AnyConfig) -> None:
+    """Raise ConfigError for flags of a population in one run among those of the algorithm of a
+    population of runs."""
+    if not isinstance(config, PbtConfig):
+        return
+    for field in dataclasses.fields(PbtConfig):
+        value = getattr(config, field.name)
+        if value != getattr(PbtConfig(), field.name):
+            flag = typed(field.name, value)
+            if field.name in ("pbt", "schedule"):
+                raise ConfigError(f"{flag}: is for a single run; leave it out")
+            raise ConfigError(
+                f"{flag}: give it before the algorithm, as in sampleforge pbt {flag} ... "
+                f"{config.algo} ..."
+            )

@@ -95,7 +95,7 @@ class SelfPlay(Callback):
         self._pool = next(each.pool for each in session.graph.frozen if each.id == OPPONENT)
         self._files = SnapshotFiles(session.folder.snapshots)
         self._weights = group.weights
-        self._state = session.new_model_of(group.id).state_dict()
+        self._state = session.run_plan.new_model(group.id).state_dict()
         self._drawn: list[float] = []  # the probabilities that the pool has
         self._in_checkpoints: deque[frozenset[int]] = deque(
             maxlen=max(1, session.config.keep_checkpoints)

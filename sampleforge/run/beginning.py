@@ -15,7 +15,7 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import ResumeCheckpoint, frozen_weights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
-from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.topologies.config import AnyConfig, PolicyRoles, roles_of_policies
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
@@ -29,6 +29,8 @@ from sampleforge.topologies.starts import (
 from sampleforge.workers.callback import NO_HOOKS, RunHooks, for_workers
 
 if TYPE_CHECKING:
+    from sampleforge.models.actor_critic import ActorCritic
+    from sampleforge.models.q_network import QNetwork
     from sampleforge.run.session import Session
 
 C = TypeVar("C", bound=AnyConfig)
@@ -38,11 +40,12 @@ C = TypeVar("C", bound=AnyConfig)
 class RunPlan:
     """The sizes of a run. ``resolved``: its config with all defaults; ``agents``: those that share
     a policy, each with the encoder chosen: one entry, or several in an environment of several
-    agents."""
+    agents. ``roles``: the policies."""
 
     pairing: Pairing
     resolved: AnyConfig
     agents: tuple[AgentGroup, ...]
+    roles: PolicyRoles
 
     @property
     def config(self) -> Any:
@@ -54,6 +57,22 @@ class RunPlan:
         """The plan of the topology."""
         sizes: AnyPlan = self.agents[0].plan
         return sizes
+
+    def agent_group(self, policy: str) -> int:
+        """Return the index of the agent group that the policy with this id plays, among those of
+        the environment's spec."""
+        return self.roles.agent_group(policy, self.agents[0].spec)
+
+    def agents_of(self, policy: str) -> AgentGroup:
+        """Return the agents that the policy with this id plays: their spec, and the config and plan
+        of its model."""
+        return self.agents[self.agent_group(policy)]
+
+    def new_model(self, policy: str) -> ActorCritic | QNetwork:
+        """Return a model with the names and shapes of the weights of the policy with this id, on
+        the CPU."""
+        model: ActorCritic | QNetwork = self.agents_of(policy).maker(self.resolved.seed or 0)()
+        return model
 
     def on_machine(self, resolved: C) -> C:
         """Return the resolved config with the values that the plan has chosen for this machine:
@@ -81,23 +100,22 @@ class RunPlan:
         )
 
 
-def plan_run(chosen: Pairing, config: AnyConfig, spec: EnvSpec) -> RunPlan:
-    """Resolve the defaults of a config and plan the sizes of the run. Raises ConfigError for what
-    cannot run."""
+def plan_run(
+    chosen: Pairing, config: AnyConfig, spec: EnvSpec, roles: PolicyRoles | None = None
+) -> RunPlan:
+    """Resolve the defaults of a config and plan the sizes of the run. ``roles``: None for those
+    that the config describes. Raises ConfigError for what cannot run."""
     config = chosen.resolve_defaults(config, spec)
     model = resolve_encoder(config.model, spec.observations)
     plan = chosen.plan(config, spec, run_device(config, spec))
     config = dataclasses.replace(config, batch_size=plan.batch_size)
     others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
     with_encoder = dataclasses.replace(config, model=model)
-    return RunPlan(
-        chosen, config, (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)
-    )
+    agents = (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)
+    return RunPlan(chosen, config, agents, roles or roles_of_policies(config))
 
 
-def wire_session(
-    session: Session, plan: RunPlan, callbacks: Sequence[Callback], *, processes: bool
-) -> Graph:
+def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: bool) -> Graph:
     """Return the graph of a session whose plan is made, and whose ``callbacks`` have been asked.
     ``processes``: the workers are processes of their own."""
     start = session.resume_point
@@ -109,7 +127,7 @@ def wire_session(
 
     frozen = frozen_starts(session.roles, session.spec, of_frozen)
     if session.opened.initial is not None:
-        new_model = plan.pairing.network_maker(plan.config, session.spec, start.seed)
+        new_model = session.run_plan.agents[0].maker(start.seed)
         if left := session.opened.initial.weights(new_model()):
             session.message(f"--init-from: new are {', '.join(left)}")
     hooks = RunHooks(
@@ -118,7 +136,7 @@ def wire_session(
         session.tasks.training,
         session.tasks.evaluation,
     )
-    return plan.wire(start, policy_starts(session), frozen, hooks)
+    return session.run_plan.wire(start, policy_starts(session), frozen, hooks)
 
 
 def policy_starts(session: Session) -> list[PolicyStart]:
@@ -141,7 +159,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
             session.hyperparameters.get(stored.id, {}),
             session.schedule,
             session.env_steps_of.get(stored.id, alone),
-            group=session.agent_group(stored.id),
+            group=session.run_plan.agent_group(stored.id),
         )
         for index, stored in enumerate(policies)
     ]
@@ -153,12 +171,12 @@ def wired(config: AnyConfig) -> tuple[Graph, Any, AnyPlan, EnvSpec]:
     make_cwd_importable()
     spec = probe(config)
     plan = plan_run(pairing(config), config, spec)
-    start, roles = ResumePoint(plan.resolved.seed or 0), roles_of_policies(plan.resolved)
+    start = ResumePoint(plan.resolved.seed or 0)
     policies = [
-        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
-        for each in roles.trained
+        PolicyStart(each, start, _do_not_save, group=plan.agent_group(each))
+        for each in plan.roles.trained
     ]
-    frozen = frozen_starts(roles, spec, lambda index, weights: start)
+    frozen = frozen_starts(plan.roles, spec, lambda index, weights: start)
     return plan.wire(start, policies, frozen), plan.config, plan.sizes, spec
 
 

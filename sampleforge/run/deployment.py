@@ -42,6 +42,23 @@ class Deployment:
     def __init__(self, *, serial: bool) -> None:
         self.has_workers_here = self.by_env_steps = serial
 
+    def try_environment(self, config: AnyConfig) -> EnvSpec:
+        """Return the spec of the environment of a config, which is tried in a process of its own;
+        the modules of the run are imported meanwhile, here and in the fork server. Raises
+        EnvProbeError if it does not work."""
+        modules = run_modules(config)
+        if not self.has_workers_here:
+            start_fork_server(modules)
+        from sampleforge.env.scratch import make_cwd_importable
+
+        make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
+        wait_for_imports = import_beside(*modules)
+        from sampleforge.env.probe import probe
+
+        spec = probe(config)
+        wait_for_imports()
+        return spec
+
     def pairing(
         self, asked: AnyConfig, config: AnyConfig, spec: EnvSpec, start: ResumePoint
     ) -> Pairing:
@@ -70,24 +87,6 @@ class Deployment:
         """Whether a checkpoint can be written after ``error``: the state is whole, as far as the
         learner has it, and there is a place to write it to."""
         return not isinstance(error, OSError) or isinstance(error, TimeoutError)
-
-
-def try_environment(config: AnyConfig, deployment: Deployment) -> EnvSpec:
-    """Return the spec of the environment of a config, which is tried in a process of its own; the
-    modules of the run are imported meanwhile, here and in the fork server. Raises EnvProbeError if
-    it does not work."""
-    modules = run_modules(config)
-    if not deployment.has_workers_here:
-        start_fork_server(modules)
-    from sampleforge.env.scratch import make_cwd_importable
-
-    make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
-    wait_for_imports = import_beside(*modules)
-    from sampleforge.env.probe import probe
-
-    spec = probe(config)
-    wait_for_imports()
-    return spec
 
 
 def runner_context(session: Session) -> RunnerContext:

@@ -13,6 +13,7 @@ from typing import Any
 from sampleforge.config import ConfigError
 from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
+from sampleforge.run.callback import Callback, named_callbacks
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.initial import InitialWeights, initial_weights
 from sampleforge.run.folder.replays import Replays
@@ -88,9 +89,12 @@ class OpenRun:
             resources.callback(policy.replays.remove_unfinished)
 
 
-def by_import_string(config: AnyConfig) -> AnyConfig:
-    """Return a config with an encoder's import string in the place of its registered name."""
-    return dataclasses.replace(config, model=with_import_string(config.model))
+def import_code(config: AnyConfig) -> tuple[AnyConfig, list[Callback]]:
+    """Import the user's own code that a config names. Return the config with an encoder's import
+    string in the place of the name that this code may have registered, and the callbacks that it
+    names. Raises ConfigError for what is not there."""
+    callbacks = named_callbacks(config.callbacks)
+    return dataclasses.replace(config, model=with_import_string(config.model)), callbacks
 
 
 def open_run(

@@ -14,22 +14,17 @@ from sampleforge.run.callback import (
     Message,
     UntilWired,
     checked,
-    named_callbacks,
     tell,
 )
-from sampleforge.run.deployment import Deployment, try_environment
+from sampleforge.run.deployment import Deployment
 from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.metrics import evaluations
 from sampleforge.run.reports.reporter import RunFiles
-from sampleforge.runtime.processes import signal_groups
-from sampleforge.topologies.config import AnyConfig, check_ids, roles_of_policies
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
-    from sampleforge.models.actor_critic import ActorCritic
-    from sampleforge.models.q_network import QNetwork
     from sampleforge.runners.base import Runner
-    from sampleforge.topologies.builders import AgentGroup
     from sampleforge.topologies.graph import Graph, PolicyGroup
     from sampleforge.workers.learner_change import LearnerChange
 
@@ -76,7 +71,6 @@ class Session:
         roles = roles_of_policies(config, policies)
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
-        check_ids(roles.trained)
         self.asked = config
         """The config as it was asked for, with an encoder's import string in the place of its
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
@@ -115,11 +109,11 @@ class Session:
             self._start()
 
     def _open(self) -> None:
-        self.spec = try_environment(self.asked, self._deployment)
-        self._callbacks += named_callbacks(self.asked.callbacks)
-        from sampleforge.run.opening import by_import_string, open_run
+        self.spec = self._deployment.try_environment(self.asked)
+        from sampleforge.run.opening import import_code, open_run
 
-        self.asked = by_import_string(self.asked)
+        self.asked, named = import_code(self.asked)
+        self._callbacks += named
         self.opened = open_run(
             self.asked, self.spec, self.roles.trained, self._resources, self._ending.is_early
         )
@@ -137,15 +131,13 @@ class Session:
         deployment = self._deployment
         self.resume_point = self.opened.resume_point
         chosen = deployment.pairing(self.asked, self.config, self.spec, self.resume_point)
-        self._run = plan_run(chosen, self.config, self.spec)
-        self.resolved, self.plan = self._run.resolved, self._run.sizes
+        self.run_plan = plan_run(chosen, self.config, self.spec, self.roles)
+        self.resolved, self.plan = self.run_plan.resolved, self.run_plan.sizes
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
         self._tell("on_wire")
-        self.graph = wire_session(
-            self, self._run, self._callbacks, processes=not deployment.has_workers_here
-        )
+        self.graph = wire_session(self, self._callbacks, processes=not deployment.has_workers_here)
         self._follow_graph()
-        for text, level in opening_messages(self, self._run.config):
+        for text, level in opening_messages(self, self.run_plan.config):
             self.message(text, level)
         for text in self.opened.notes:
             self.message(text)
@@ -163,7 +155,7 @@ class Session:
 
     def write_config(self) -> None:
         """Write config.yaml: the config as it was asked for, and what the run uses."""
-        self.folder.write_config(self._run.on_machine(self.resolved), self.opened.asked)
+        self.folder.write_config(self.run_plan.on_machine(self.resolved), self.opened.asked)
 
     def _follow_graph(self) -> None:
         """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
@@ -231,23 +223,6 @@ class Session:
     def report_soon(self) -> None:
         """Have `reports` yield its next report now, before the interval has passed."""
         self._report_now = True
-
-    def agent_group(self, policy: str) -> int:
-        """Return the index of the agent group that the policy with this id plays, among those of
-        the environment's spec."""
-        return self.roles.agent_group(policy, self.spec)
-
-    def agents_of(self, policy: str) -> AgentGroup:
-        """Return the agents that the policy with this id plays: their spec, and the config and plan
-        of its model."""
-        return self._run.agents[self.agent_group(policy)]
-
-    def new_model_of(self, policy: str) -> ActorCritic | QNetwork:
-        """Return a model with the names and shapes of a policy's weights, on the CPU. ``policy``:
-        its id."""
-        agents, seed = self.agents_of(policy), self.resume_point.seed
-        model: ActorCritic | QNetwork = agents.maker(seed)()
-        return model
 
     def work(self) -> None:
         """Let the workers work for a moment, and take what they have to tell."""
@@ -400,10 +375,9 @@ class Session:
         long."""
         return self._ending.is_early()
 
-    def signal_workers(self, number: int) -> None:
-        """Send a signal to the process group of each worker, and so to its environments'."""
-        if self._runner is not None:
-            signal_groups(self._runner.pids().values(), number)
+    def pids(self) -> dict[str, int]:
+        """Return the process id of each worker that has one, by its name; none before the start."""
+        return {} if self._runner is None else self._runner.pids()
 
     def kill(self) -> None:
         """End the workers at once; nothing is saved."""

@@ -90,7 +90,7 @@ def _learns_nothing(session: Session) -> bool:
 
 def _first_update(session: Session, policy: str) -> tuple[int, str]:
     """Return the env steps that the first update needs at least, and the reason in words."""
-    plan = session.agents_of(policy).plan
+    plan = session.run_plan.agents_of(policy).plan
     starts = getattr(session.resolved, "learning_starts", None)
     if starts is not None:
         why = (
@@ -210,9 +210,9 @@ class StarvedPolicies(Callback):
     def __init__(self, session: Session, policy_mapping: str) -> None:
         self._mapping = policy_mapping
         count = len(session.graph.groups)
-        starts = getattr(session.resolved, "learning_starts", 0)
+        starts, plan = getattr(session.resolved, "learning_starts", 0), session.run_plan
         self._limits = {
-            group.id: STARVED * count * max(session.agents_of(group.id).plan.batch_size, starts)
+            group.id: STARVED * count * max(plan.agents_of(group.id).plan.batch_size, starts)
             for group in session.graph.groups
         }
         env_steps = session.graph.progress.env_steps

@@ -281,7 +281,10 @@ _POLICY_ID = re.compile(r"\w+", re.ASCII)
 
 def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -> PolicyRoles:
     """Return the policies of the run that ``config`` describes. ``trained``: ids that replace the
-    usual ones, of policies that are all trained."""
+    usual ones, of policies that are all trained. Raises ValueError for ids that cannot be names of
+    folders and metrics."""
+    if trained is not None:
+        _check_ids(trained)
     if not isinstance(config, PoliciesConfig):
         own = (ONLY_POLICY,) if trained is None else tuple(trained)
         return PolicyRoles(own, own, {})
@@ -295,8 +298,7 @@ def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -
     return PolicyRoles(ids, own, frozen, config.opponent_pool)
 
 
-def check_ids(policies: Sequence[str]) -> None:
-    """Raise ValueError for ids of policies that cannot be names of folders and metrics."""
+def _check_ids(policies: Sequence[str]) -> None:
     if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
         raise ValueError(
             f"policy ids must differ and consist of letters, digits and _: {list(policies)}"

@@ -409,7 +409,7 @@ def weights(running: Session) -> list[torch.Tensor]:
     """The published weights of each group, flat."""
     found = []
     for group in running.graph.groups:
-        tensors = running.new_model_of(group.id).state_dict()
+        tensors = running.run_plan.new_model(group.id).state_dict()
         group.weights.read(tensors)
         found.append(torch.cat([tensor.flatten().double() for tensor in tensors.values()]))
     return found
@@ -513,7 +513,7 @@ def test_a_run_of_two_policies_goes_on_from_the_checkpoint_of_each(tmp_path: Pat
         versions = [group.weights.published for group in again.graph.groups]
         assert versions == [1, 1]
         for group in again.graph.groups:
-            tensors = again.new_model_of(group.id).state_dict()
+            tensors = again.run_plan.new_model(group.id).state_dict()
             _, version = group.weights.read(tensors)
             kept = latest(tmp_path, group.id)[0]
             assert version == stored[group.id]["updates"]
