@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import sampleforge.topologies.slots
 from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.api import train
@@ -22,6 +21,7 @@ from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.watches import StaleExperience
+from sampleforge.topologies import slots_plan
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.metrics import ReportMetrics
@@ -288,7 +288,7 @@ def test_more_than_half_stale_rows_cause_one_warning() -> None:
 
 def mostly_stale(monkeypatch: pytest.MonkeyPatch, **more: Any) -> AppoConfig:
     """A serial run whose rows are older than was expected, as those of late actors are."""
-    monkeypatch.setattr(sampleforge.topologies.slots, "check_asynchronous_lag", lambda *_: None)
+    monkeypatch.setattr(slots_plan, "check_asynchronous_lag", lambda *_: None)
     return config(num_workers=2, batch_size=16, max_policy_lag=0, serial=True, **more)
 
 
