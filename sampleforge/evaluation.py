@@ -16,8 +16,8 @@ from sampleforge.config import ConfigError
 from sampleforge.env.closing import CLOSE_S, close_in_time
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
-from sampleforge.env.scratch import scratch_directory
-from sampleforge.env.starting import told_of_rows
+from sampleforge.env.interface import told_of_rows
+from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.loaded_policy import load_model, load_other_groups, read_config
 from sampleforge.run.camera import Camera

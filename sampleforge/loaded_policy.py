@@ -21,7 +21,7 @@ from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
 from sampleforge.env.probe import probe
-from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.models.q_network import QNetwork

@@ -19,7 +19,7 @@ from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.tasks import at_newest
-from sampleforge.env.user_function import import_function
+from sampleforge.env.user_code import import_function
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder

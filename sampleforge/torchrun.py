@@ -46,7 +46,7 @@ def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
 
 def follow(config: RanksRunConfig, world: World) -> int:
     """Run any other rank than rank 0 until training ends; return the exit code."""
-    from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.env.user_code import make_cwd_importable
     from sampleforge.runners.base import RunnerContext
     from sampleforge.runners.in_process import InProcessRunner
 

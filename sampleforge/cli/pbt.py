@@ -70,7 +70,7 @@ def run(args: Sequence[str]) -> int:
             f"There is no algorithm ({', '.join(algorithm_names())}) after the flags: {EXAMPLE}"
         )
     config = parse_config(algo, rest, "pbt ...")
-    from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.env.user_code import make_cwd_importable
     from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
     from sampleforge.tools.population.across_runs import Population

@@ -50,7 +50,7 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.tools.sweep.spec import read_spec
 
     spec, folder = read_spec(Path(flags.spec)), Path(flags.folder)
-    from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.env.user_code import make_cwd_importable
     from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
     from sampleforge.tools.sweep.study import SHOWN, news, table

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sampleforge.config import ConfigError
-from sampleforge.env.stacks import with_stacks
+from sampleforge.config import ConfigError, nearest
 from sampleforge.env.step_values import described
 from sampleforge.spec import (
     ACTION,
@@ -28,6 +27,7 @@ from sampleforge.spec import (
     ArraySpec,
     EnvSpaces,
     EnvSpec,
+    StackPadding,
     action_specs,
     flattener,
     leaves,
@@ -378,3 +378,31 @@ def fitting(
     if not of_floats and not np.can_cast(value.dtype, dtype) and not np.array_equal(cast, value):
         return None
     return cast
+
+
+KEY = "frame_stack"
+
+
+def with_stacks(
+    env_id: str, specs: Mapping[str, ArraySpec], metadata: Mapping[str, Any] | None
+) -> dict[str, ArraySpec]:
+    """Return ``specs`` with the ``stack`` of each leaf set from the metadata. Raises ConfigError
+    for an unknown leaf or padding."""
+    stacked = dict(specs)
+    for name, padding in (metadata or {}).get(KEY, {}).items():
+        where = f"{env_id}: metadata[{KEY!r}][{name!r}]"
+        if name not in specs:
+            near = " or ".join(nearest(name, specs) or specs)
+            raise ConfigError(f"{where} is no observation leaf; there is {near}")
+        if padding not in get_args(StackPadding):
+            known = " or ".join(map(repr, get_args(StackPadding)))
+            raise ConfigError(f"{where} is {padding!r}, but must be {known}")
+        leaf = specs[name]
+        if not leaf.shape or leaf.categories is not None:
+            raise ConfigError(
+                f"{where}: a stack is an array of numbers whose first axis counts the frames, but "
+                f"this leaf has shape {leaf.shape}"
+                f"{' of categories' if leaf.categories else ''}; leave it out"
+            )
+        stacked[name] = replace(leaf, stack=padding)
+    return stacked

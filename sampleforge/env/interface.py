@@ -1,13 +1,20 @@
-"""gymnasium's interface, checked: environments written for gym before 0.26 are refused with the
-remedy, not with an error of unpacking."""
+"""gymnasium's interface: checked, so that environments written for gym before 0.26 are refused with
+the remedy and not with an error of unpacking; its time limits; and the notices of rows that have
+started, because many take long, and a worker reports them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
+import gymnasium as gym
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
+
 from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.spec import EnvSpec
 
 Stage = Literal["created", "reset", "stepped", "closed"]
 """What was done to an environment."""
@@ -77,3 +84,52 @@ def _shown(result: Any) -> str:
         types = ", ".join(type(element).__name__ for element in result)
         return f"{len(result)} values ({types})"
     return f"a {type(result).__name__}"
+
+
+def own_limit(env: gym.Env[Any, Any]) -> int | None:
+    """Return the shortest time limit among the wrappers of an environment; None if it has none."""
+    limits = []
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, TimeLimit):
+            limits.append(int(env._max_episode_steps))
+        env = env.env
+    return min(limits, default=None)
+
+
+def own_limit_of_rows(env: VectorEnv[Any, Any, Any]) -> int | None:
+    """Return the time limit of the environments in a SyncVectorEnv; None if they have none, and for
+    other VectorEnvs, which do not show their environments."""
+    rows = env.unwrapped
+    return own_limit(rows.envs[0]) if isinstance(rows, SyncVectorEnv) else None
+
+
+def shorter_limit(config: EnvConfig, spec: EnvSpec) -> str | None:
+    """Return in words that the environment's own time limit ends episodes before
+    ``config.max_episode_steps`` does; None if it does not."""
+    asked, holds = config.max_episode_steps, spec.max_episode_steps
+    if asked is None or holds is None or holds >= asked:
+        return None
+    return (
+        f"--max-episode-steps {asked:,} has no effect: the environment has a time limit of its own "
+        f"of {holds:,} steps, which holds; raise that one, or leave the flag out"
+    )
+
+
+_told: list[Callable[[], None]] = []
+
+
+@contextmanager
+def told_of_rows(tell: Callable[[], None]) -> Iterator[None]:
+    """Call ``tell`` in the body whenever an env row of this process has been constructed or reset
+    for the first time, in whichever thread."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+def tell_of_row() -> None:
+    """Tell that another row has been constructed, or reset for the first time."""
+    for tell in list(_told):
+        tell()

@@ -9,15 +9,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from traceback import walk_tb
 from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error, env_code, making
-from sampleforge.env.interface import stage
+from sampleforge.env.interface import stage, tell_of_row
 from sampleforge.env.multi_agent import MultiAgentRows
-from sampleforge.env.seeding import next_seed
+from sampleforge.env.place import next_seed
 from sampleforge.env.single import (
     EPISODE_STATS,
     MAX_REBUILDS,
@@ -25,10 +26,8 @@ from sampleforge.env.single import (
     objective_of,
     send_episode_stats,
 )
-from sampleforge.env.starting import tell_of_row
-from sampleforge.env.step_values import check_info, flag_of, reward_of
+from sampleforge.env.step_values import check_info, flag_of, refuse, reward_of
 from sampleforge.env.tasks import RowTasks, task_setter
-from sampleforge.env.turns import Turns
 from sampleforge.env.vector import Array
 from sampleforge.spec import ACTION_MASK, EnvSpaces
 
@@ -315,3 +314,64 @@ def _check_dicts(result: Any, env_id: str, row: int) -> None:
 
 def _is_mapping(value: Any) -> bool:
     return isinstance(value, dict | Mapping)
+
+
+class Turns:
+    """An ``AECEnv`` with the interface of a ``ParallelEnv``: PettingZoo's own ``converted`` one.
+
+    The conversion reads and adds up what the environment has in its dicts of rewards, flags and
+    infos before it returns them. Where that fails, the value that it fails at is refused by name,
+    as those that it returns are; any other error is the environment's own, and stays as it is."""
+
+    def __init__(self, converted: Any, env_id: str, row: int) -> None:
+        self._converted = converted
+        self._env_id = env_id
+        self._row = row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._converted, name)
+
+    def reset(self, **options: Any) -> Any:
+        try:
+            return self._converted.reset(**options)
+        except Exception as error:
+            self._refuse_values(error)
+            raise
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        try:
+            return self._converted.step(actions)
+        except Exception as error:
+            self._refuse_values(error)
+            raise
+
+    def _refuse_values(self, error: Exception) -> None:
+        """Raise ConfigError for a value of the environment at which PettingZoo has failed."""
+        if not _is_pettingzoos(error):
+            return
+        env = self._converted.aec_env.unwrapped
+        for name, check in _CHECKS.items():
+            given = getattr(env, name, None)
+            where = f"{self._env_id}, row {self._row}"
+            if not isinstance(given, Mapping):
+                refuse(where, name, "a dict with an entry per agent", given, _REMEDY)
+            for agent in env.agents:
+                if agent not in given:
+                    refuse(where, name, f"a dict with an entry of {agent}", dict(given), _REMEDY)
+                check(given[agent], f"{self._env_id}, agent {agent}, row {self._row}")
+
+
+_REMEDY = "give one entry for each agent in `agents`"
+_CHECKS: dict[str, Callable[[Any, str], object]] = {
+    "rewards": reward_of,
+    "terminations": lambda value, where: flag_of(value, "terminated", where),
+    "truncations": lambda value, where: flag_of(value, "truncated", where),
+    "infos": check_info,
+}
+"""The dicts of an ``AECEnv`` that the conversion reads."""
+
+
+def _is_pettingzoos(error: Exception) -> bool:
+    """Return whether PettingZoo's own code has raised ``error``."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).startswith("pettingzoo.utils.")

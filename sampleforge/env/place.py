@@ -1,4 +1,5 @@
-"""The place of env rows in a run: for factories that ask for it, and for what differs by row."""
+"""The place of env rows in a run: for factories that ask for it, for what differs by row, and for
+the seeds, which differ by row, worker and part of a resumed run."""
 
 from __future__ import annotations
 
@@ -38,3 +39,35 @@ class Place(NamedTuple):
 def takes(factory: Callable[..., Any], name: str) -> bool:
     """Return whether a factory has a parameter of this name."""
     return name in inspect.signature(factory).parameters
+
+
+POLICY_STREAM = 1_000_000
+"""Action sampling of an actor or a policy worker."""
+FROZEN_STREAM = 2_000_000
+"""Action sampling of the frozen policies."""
+EVALUATOR_STREAM = 3_000_000
+"""The evaluators beside the first."""
+DATASET_STREAM = 3_000_000
+"""The shuffle buffers of datasets."""
+POPULATION_STREAM = 7_000_000
+"""The decisions and the segments of a population."""
+
+
+def row_seeds(
+    seed: int, worker: int, split: int, rows: int, resumes: int = 0, life: int = 0
+) -> list[int]:
+    """Return one seed per env row, in [0, 2**31), for split ``split`` of actor ``worker``.
+
+    The same arguments give the same seeds; another worker, split, ``resumes`` or ``life`` gives
+    independent ones. ``resumes`` counts restarts of the run, ``life`` those of the worker, which
+    must not play the same episodes again.
+    """
+    key = (worker, split, resumes, life) if life else (worker, split, resumes)
+    sequence = np.random.SeedSequence(seed, spawn_key=key)
+    # 31 bits: ALE and others take a signed 32-bit seed.
+    return [int(word) >> 1 for word in sequence.generate_state(rows, np.uint32)]
+
+
+def next_seed(seed: int, count: int) -> int:
+    """Return the seed of a row that is rebuilt for the ``count``-th time."""
+    return row_seeds(seed, 0, 0, 1, resumes=count)[0]

@@ -25,8 +25,8 @@ from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.given import GivenEnv
 from sampleforge.env.interface import Stage
-from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.spec_json import spec_from_plain
+from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.runtime.causes import causes
 from sampleforge.runtime.processes import MissingMainGuard, check_main_guard
 from sampleforge.spec import EnvSpec

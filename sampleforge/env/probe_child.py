@@ -21,10 +21,9 @@ from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.given import GivenEnv
 from sampleforge.env.guard import NotFiniteError
-from sampleforge.env.interface import stage, stage_of
+from sampleforge.env.interface import stage, stage_of, tell_of_row, told_of_rows
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.spec_json import spec_to_plain
-from sampleforge.env.starting import tell_of_row, told_of_rows
 from sampleforge.runtime.processes import MissingMainGuard
 
 ROWS = 2

@@ -31,9 +31,9 @@ from sampleforge.env.given import PREFIX, GivenEnv, lost
 from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
 from sampleforge.env.parallel import ParallelRows, is_multi_agent
 from sampleforge.env.place import Place, takes
-from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.single import SyncVector
 from sampleforge.env.unknown import newest_version, similar, unknown
+from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.env.vector import EnvVector
 
 GROUP = "sampleforge.envs"

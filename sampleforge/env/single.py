@@ -19,9 +19,15 @@ from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.goals import has_goals
-from sampleforge.env.interface import checked_reset, first_reset, refuse_step, stage
-from sampleforge.env.seeding import next_seed
-from sampleforge.env.starting import tell_of_row
+from sampleforge.env.interface import (
+    checked_reset,
+    first_reset,
+    own_limit,
+    refuse_step,
+    stage,
+    tell_of_row,
+)
+from sampleforge.env.place import next_seed
 from sampleforge.env.step_values import (
     check_info,
     number_of,
@@ -32,7 +38,6 @@ from sampleforge.env.step_values import (
     write_rewards,
 )
 from sampleforge.env.tasks import RowTasks, task_setter
-from sampleforge.env.time_limits import own_limit
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces

@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.config import ConfigError, nearest
+from sampleforge.env.adapter import KEY as FRAME_STACK
 from sampleforge.env.adapter import env_spec
-from sampleforge.env.stacks import KEY as FRAME_STACK
 from sampleforge.spec import Autoreset, EnvSpaces, EnvSpec, action_specs, with_action_units
 
 FORMAT = 1

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.env.seeding import POPULATION_STREAM
+from sampleforge.env.place import POPULATION_STREAM
 from sampleforge.populations.lineage import FILE, Lineage, position, read
 from sampleforge.populations.population_rules import rules_of
 from sampleforge.populations.rounds import MIN_EPISODES, Member, Value, changed, decide

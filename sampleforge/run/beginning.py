@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampleforge.env.probe import probe
-from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import ResumeCheckpoint, frozen_weights

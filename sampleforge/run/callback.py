@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from sampleforge.config import ConfigError, nearest
-from sampleforge.env.user_function import import_user_module
+from sampleforge.env.user_code import import_user_module
 from sampleforge.workers.callback import (
     WORKER_HOOKS,
     WorkerCallback,

@@ -49,7 +49,7 @@ class Deployment:
         modules = run_modules(config)
         if not self.has_workers_here:
             start_fork_server(modules)
-        from sampleforge.env.scratch import make_cwd_importable
+        from sampleforge.env.user_code import make_cwd_importable
 
         make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
         wait_for_imports = import_beside(*modules)

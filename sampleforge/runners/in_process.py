@@ -14,7 +14,7 @@ from typing import Any
 import setproctitle
 
 from sampleforge.env.closing import CLOSE_S, in_time
-from sampleforge.env.scratch import scratch_directory
+from sampleforge.env.user_code import scratch_directory
 from sampleforge.peers.boards import StoreBoard
 from sampleforge.peers.group import RankLost
 from sampleforge.peers.rendezvous import StartupRendezvous

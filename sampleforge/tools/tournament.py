@@ -11,10 +11,10 @@ from typing import NamedTuple
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.closing import close_in_time
+from sampleforge.env.interface import told_of_rows
+from sampleforge.env.place import row_seeds
 from sampleforge.env.registry import for_evaluation, make_vector
-from sampleforge.env.scratch import scratch_directory
-from sampleforge.env.seeding import row_seeds
-from sampleforge.env.starting import told_of_rows
+from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.evaluation import NO_TRUST
 from sampleforge.loaded_policy import load_model, read_config

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sampleforge.data.rollout_queue import RolloutQueue, sender
-from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
+from sampleforge.env.place import FROZEN_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.runtime.processes import available_cores

@@ -15,9 +15,8 @@ import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, NewSeed
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.env.place import Place
+from sampleforge.env.place import POLICY_STREAM, Place, row_seeds
 from sampleforge.env.registry import make_vector
-from sampleforge.env.seeding import POLICY_STREAM, row_seeds
 from sampleforge.env.tasks import following
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector

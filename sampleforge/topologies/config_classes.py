@@ -27,7 +27,7 @@ def config_class(algo: str) -> type[Any]:
     if entry := _plugins().get(algo):
         return _checked(entry.load(), algo)
     if ":" in algo:
-        from sampleforge.env.user_function import import_function
+        from sampleforge.env.user_code import import_function
 
         return _checked(import_function("algorithm", algo), algo)
     near = nearest(algo, algorithm_names())

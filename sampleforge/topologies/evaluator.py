@@ -10,7 +10,7 @@ from itertools import zip_longest
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
-from sampleforge.env.user_function import import_function
+from sampleforge.env.user_code import import_function
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import DividedEvaluations, EvaluationBoard, Evaluations

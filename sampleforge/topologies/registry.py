@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
-from sampleforge.env.user_function import import_user_module
+from sampleforge.env.user_code import import_user_module
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.graph import Graph

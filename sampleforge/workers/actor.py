@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sampleforge.env.guard import NotFiniteError
-from sampleforge.env.starting import told_of_rows
+from sampleforge.env.interface import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.shared.events import send

@@ -11,9 +11,8 @@ import torch
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.games import OF_TYPE, Games, means_of_types, types_of_seats
-from sampleforge.env.place import Place
+from sampleforge.env.place import EVALUATOR_STREAM, Place, row_seeds
 from sampleforge.env.registry import for_evaluation, make_vector
-from sampleforge.env.seeding import EVALUATOR_STREAM, row_seeds
 from sampleforge.env.vector import Array, EnvVector, StepOut, own_outputs
 from sampleforge.workers.config import EVALUATION_ROWS
 

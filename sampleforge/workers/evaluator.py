@@ -11,9 +11,9 @@ from typing import Any
 
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.starting import told_of_rows
+from sampleforge.env.interface import told_of_rows
 from sampleforge.env.tasks import TaskSource, at_newest
-from sampleforge.env.user_function import import_function
+from sampleforge.env.user_code import import_function
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork

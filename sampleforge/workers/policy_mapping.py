@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.env.user_function import import_function
+from sampleforge.env.user_code import import_function
 
 
 class StreamId(NamedTuple):

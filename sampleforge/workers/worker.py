@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from sampleforge.config import ConfigError
 from sampleforge.env.env_code import as_error, begin_process
-from sampleforge.env.scratch import scratch_directory
+from sampleforge.env.user_code import scratch_directory
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
 from sampleforge.shared.arrays import SharedArrays

@@ -16,7 +16,7 @@ from sampleforge.algorithms.experience import experience_of
 from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.place import row_seeds
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.shared.records import EpisodeRecord

@@ -17,7 +17,7 @@ import torch
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import EnvironmentExit, _of_thread, _Sides
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_single, make_vector
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, own_outputs

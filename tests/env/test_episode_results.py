@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.shared.events import send_through_in_thread

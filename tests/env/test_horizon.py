@@ -17,8 +17,8 @@ from gymnasium.wrappers import TimeLimit
 from sampleforge.algorithms.windows import MakeWindows
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import shorter_limit
 from sampleforge.env.registry import make_vector
-from sampleforge.env.time_limits import shorter_limit
 from sampleforge.env.vector import EnvVector
 from sampleforge.tools.check_env import verdicts
 from tests.support.apex_graphs import apex_config

@@ -12,7 +12,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from sampleforge.env.vector import Episode, StepOut, own_outputs

@@ -17,10 +17,10 @@ from gymnasium.vector import AsyncVectorEnv
 
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import told_of_rows
 from sampleforge.env.probe import EnvFailed, EnvProbeError, probe
 from sampleforge.env.registry import make_vector
 from sampleforge.env.single import SyncVector
-from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import own_outputs
 from tests.support.envs import CodeEnv, CountingVectorEnv
 

@@ -16,8 +16,8 @@ from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.env import registry
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.scratch import scratch_directory
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.place import row_seeds
+from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 
 Register = Callable[[str, Callable[..., object]], None]

@@ -11,7 +11,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.place import Place
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector
 from sampleforge.spec import ACTION_MASK, action_specs

@@ -12,7 +12,7 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.single import MAX_REBUILDS
 from sampleforge.env.step_values import number_of

@@ -11,7 +11,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import own_outputs
 from sampleforge.workers.episode_player import evaluation_envs

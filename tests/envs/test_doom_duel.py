@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import own_outputs
 

@@ -9,7 +9,7 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import families, make_single, make_vector
 from sampleforge.env.vector import Episode, StepOut, own_outputs
 from sampleforge.spec import ACTION_MASK

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
+from sampleforge.env.adapter import with_stacks
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
-from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import EnvVector
 from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.spec import EnvSpec
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter, env_spec
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.models.encoders import MLP
 from sampleforge.spec import ACTION, EnvSpaces, action_specs, leaves, rescaled
 from sampleforge.tools import export

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.place import row_seeds
 from sampleforge.env.vector import own_outputs
 from sampleforge.topologies.builders import env_makers
 from sampleforge.topologies.config import AppoConfig

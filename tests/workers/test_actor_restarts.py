@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.place import row_seeds
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.rollouts.exchange import RolloutExchange, SlotExchange
 from sampleforge.rollouts.slots import Owner

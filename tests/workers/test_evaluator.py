@@ -18,7 +18,7 @@ from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.api import Trainer
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.place import row_seeds
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.trust import Trust

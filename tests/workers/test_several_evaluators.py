@@ -15,7 +15,7 @@ from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.place import row_seeds
 from sampleforge.models.config import ModelConfig
 from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.shared.newest import SharedWeights

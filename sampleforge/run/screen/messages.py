@@ -116,7 +116,7 @@ def opening(
     --debug (log.txt always has it).
     ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
     from sampleforge.env.given import PREFIX
-    from sampleforge.env.time_limits import shorter_limit
+    from sampleforge.env.interface import shorter_limit
     from sampleforge.runtime.machine import has_bf16
 
     messages: list[tuple[str, Level]] = [

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.env.random_actions import random_actions
+from sampleforge.env.random_play import random_actions
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.run.reports.verdict import BenchmarkContext, roles_of, stages, verdict
 from sampleforge.run.session import Session

@@ -26,11 +26,10 @@ import psutil
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.interface import shorter_limit, tell_of_row
 from sampleforge.env.multi_agent import SeatVector
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.single import SyncVector
-from sampleforge.env.starting import tell_of_row
-from sampleforge.env.time_limits import shorter_limit
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.growth import growth_of
 from sampleforge.runtime.machine import memory_available

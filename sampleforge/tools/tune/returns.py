@@ -19,7 +19,7 @@ from rich.text import Text
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.probe import EnvProbeError, probe
-from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.presets import preset_values
 from sampleforge.spec import EnvSpec
 from sampleforge.tools.jobs.jobs import JobsConfig, JobsScreen, LaunchFailed

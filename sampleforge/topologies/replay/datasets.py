@@ -10,7 +10,7 @@ from pathlib import Path
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.data.dataset import open_dataset
 from sampleforge.data.episode_vector import EpisodeVector, ShuffleBuffer
-from sampleforge.env.seeding import DATASET_STREAM
+from sampleforge.env.place import DATASET_STREAM
 from sampleforge.env.vector import Array, EnvVector
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.limiter import Shares
