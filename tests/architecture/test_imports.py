@@ -105,6 +105,20 @@ def circle(edges: Iterable[tuple[str, str]]) -> list[str] | None:
     return None
 
 
+def test_every_module_of_ours_that_is_imported_exists() -> None:
+    """Also within functions and for types alone, where neither mypy nor Python would say so."""
+    known = set(sources())
+    others = {
+        path: imports_of(str(path.relative_to(REPO)), False, path.read_text(), known)
+        for folder in ("tests", "benchmarks", "examples")
+        for path in (REPO / folder).rglob("*.py")
+    }
+    imports = [*all_imports(), *(each for found in others.values() for each in found)]
+    ours = [each for each in imports if each.target.split(".")[0] == "sampleforge"]
+    assert len(ours) > 1000
+    assert [f"{i.importer} imports {i.target}" for i in ours if i.target not in known] == []
+
+
 def test_every_part_has_a_floor() -> None:
     parts = {unit(module) for module in sources() if module.split(".")[0] == "sampleforge"}
     assert parts <= set(FLOOR_OF), "write these into FLOORS: where do they belong?"
