@@ -13,14 +13,16 @@ from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
 from sampleforge.env.interface import checked_reset, own_limit_of_rows, refuse_step
-from sampleforge.env.single import (
+from sampleforge.env.step_values import (
     EPISODE_STATS,
+    SUCCESSES,
     TRUE_OBJECTIVE,
-    objective_of,
+    check_info,
     offered_shaping,
-    send_episode_stats,
+    refuse,
+    write_flags,
+    write_rewards,
 )
-from sampleforge.env.step_values import check_info, refuse, write_flags, write_rewards
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.spec import (
@@ -183,19 +185,19 @@ class GymnasiumVector(EnvVector):
         self._take_results_of(info, stepped, ended)
 
     def _take_results_of(self, info: Mapping[str, Any], rows: Array, ended: Array) -> None:
-        """Take them of the ``rows``, bool [rows]; statistics of those among them that have
-        ``ended``, because a VectorEnv may give all rows some at every step."""
-        env_id, total = self.spec.env_id, self.num_rows
-        if TRUE_OBJECTIVE in info:
-            for row in np.flatnonzero(rows).tolist():
-                value = value_of_row(info, TRUE_OBJECTIVE, row, total, env_id)
-                if value is not NOTHING:
-                    self._objectives[row] = objective_of(value, f"{env_id}, row {row}")
-        if EPISODE_STATS in info:
-            for row in np.flatnonzero(rows & ended).tolist():
-                stats = value_of_row(info, EPISODE_STATS, row, total, env_id)
-                if stats is not NOTHING:
-                    send_episode_stats(stats, f"{env_id}, row {row}")
+        """Take them of the ``rows``, bool [rows]; statistics and successes of those among them that
+        have ended (``ended``), because a VectorEnv may give all rows some at every step."""
+        of_ends = [name for name in (EPISODE_STATS,) if name in info]
+        of_ends += [n for n in SUCCESSES if np.shape(info.get(n))[:1] == (self.num_rows,)]
+        at_all = [name for name in (TRUE_OBJECTIVE,) if name in info]
+        which = rows if at_all else rows & ended if of_ends else ()
+        for row in np.flatnonzero(which).tolist():
+            found = {
+                name: value_of_row(info, name, row, self.num_rows, self.spec.env_id)
+                for name in [*at_all, *(of_ends if ended[row] else ())]
+            }
+            own = {name: value for name, value in found.items() if value is not NOTHING}
+            self.take_results(row, own, f"{self.spec.env_id}, row {row}")
 
     def _check_masks(self, obs: Mapping[str, Array], ended: Array | None = None) -> None:
         """Raise ConfigError for a row that has to act and whose mask allows no action; allow every

@@ -71,10 +71,6 @@ class SeatVector(EnvVector):
         """Do not count the first episode of any row."""
         self._leave_out_first = True
 
-    def set_objective(self, row: int, result: float) -> None:
-        """Report ``result`` as the return of the row's episode, unless it changes."""
-        self._objectives[row] = result
-
     def per_row(self, actions: Mapping[str, Array]) -> list[Any]:
         """Return one value of the action space per row, of actions in the environment's form."""
         return self._adapter.per_row(actions, self.num_rows)

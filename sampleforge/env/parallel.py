@@ -19,13 +19,7 @@ from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.interface import stage, tell_of_row
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.place import next_seed
-from sampleforge.env.single import (
-    EPISODE_STATS,
-    MAX_REBUILDS,
-    TRUE_OBJECTIVE,
-    objective_of,
-    send_episode_stats,
-)
+from sampleforge.env.single import MAX_REBUILDS
 from sampleforge.env.step_values import check_info, flag_of, refuse, reward_of
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array
@@ -189,10 +183,7 @@ class ParallelRows(MultiAgentRows):
         where = self._where(seat, row)
         check_info(info, where)
         self._observations[seat].check_masks_in(row, info)
-        if EPISODE_STATS in info:
-            send_episode_stats(info[EPISODE_STATS], where)
-        if TRUE_OBJECTIVE in info:
-            self.seats[seat].set_objective(row, objective_of(info[TRUE_OBJECTIVE], where))
+        self.seats[seat].take_results(row, info, where)
 
     def _listed(self, env: Any) -> set[str]:
         """Return the agents that an environment lists. Raises ConfigError for one that was not

@@ -30,16 +30,13 @@ from sampleforge.env.interface import (
 from sampleforge.env.place import next_seed
 from sampleforge.env.step_values import (
     check_info,
-    number_of,
-    numbers_of,
-    result_of,
+    offered_shaping,
     reward_of,
     write_flags,
     write_rewards,
 )
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array, EnvVector, StepOut
-from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
 
 MAX_REBUILDS = 3
@@ -48,17 +45,6 @@ more than `GOOD_STEPS` good steps, restart the count."""
 GOOD_STEPS = 100
 
 log = logging.getLogger(__name__)
-
-TRUE_OBJECTIVE = "true_objective"
-"""Key of ``info``: the result of the episode so far, which is reported as its return in the place
-of the sum of its rewards. An environment that offers reward-shaping numbers should give it."""
-SUCCESSES = ("is_success", "success")
-"""Keys of ``info``: whether the step was a success. An episode is one if its last step is; the
-share of such episodes is reported as ``env_success`` and by `sampleforge eval`."""
-EPISODE_STATS = "episode_extra_stats"
-"""The key in ``info`` of an episode's last step under which an environment reports statistics of
-the episode, {name: number}. Their means over the last episodes (--metrics-window) are reported as
-``env_<name>``."""
 
 
 @dataclass(slots=True)
@@ -231,13 +217,7 @@ class SyncVector(EnvVector):
         where = f"{self.spec.env_id}, row {row}"
         check_info(info, where)
         self._observations.check_masks_in(row, info)
-        if EPISODE_STATS in info:
-            send_episode_stats(info[EPISODE_STATS], where)
-        if TRUE_OBJECTIVE in info:
-            self._objectives[row] = objective_of(info[TRUE_OBJECTIVE], where)
-        for key in SUCCESSES:
-            if key in info and (success := number_of(info[key])) is not None:
-                self._successes[row] = success
+        self.take_results(row, info, where)
 
     def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
         if not self.spec.reward_shaping:
@@ -340,30 +320,3 @@ class SyncVector(EnvVector):
         with ExitStack() as stack:
             for env in reversed(envs):
                 stack.callback(env.close)
-
-
-def offered_shaping(env: Any, env_id: str) -> dict[str, float]:
-    """Return the reward-shaping numbers that an environment offers: the dict in its attribute
-    ``reward_shaping``, which it reads whenever it computes a reward. Raises ConfigError for
-    something else there."""
-    offered = getattr(env.unwrapped, "reward_shaping", None)
-    if offered is None:
-        return {}
-    try:
-        return {str(name): float(number) for name, number in offered.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{env_id}: its reward_shaping is {offered!r}, but must be a dict of numbers by name"
-        ) from error
-
-
-def objective_of(value: Any, where: str) -> float:
-    """Return the result of an episode as a float. Raises ConfigError, naming ``where``, if it is
-    not a number."""
-    return result_of(value, f"info[{TRUE_OBJECTIVE!r}]", where)
-
-
-def send_episode_stats(stats: Any, where: str) -> None:
-    """Send the statistics of an episode as an event. Raises ConfigError, naming ``where``, if they
-    are not a dict of numbers."""
-    send("episode_stats", numbers_of(stats, EPISODE_STATS, where))

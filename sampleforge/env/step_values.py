@@ -16,6 +16,16 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 
+TRUE_OBJECTIVE = "true_objective"
+"""Key of ``info``: the result of the episode so far, which is reported as its return in the place
+of the sum of its rewards. An environment that offers reward-shaping numbers should give it."""
+SUCCESSES = ("is_success", "success")
+"""Keys of ``info``: whether the step was a success. An episode is one if its last step is; the
+share of such episodes is reported as ``env_success`` and by `sampleforge eval`."""
+EPISODE_STATS = "episode_extra_stats"
+"""The key in ``info`` of an episode's last step under which an environment reports statistics of
+the episode, {name: number}. Their means over the last episodes (--metrics-window) are reported as
+``env_<name>``."""
 Array = np.ndarray[Any, Any]
 
 NUMBERS = frozenset(
@@ -150,6 +160,21 @@ def result_of(value: Any, what: str, where: str) -> float:
     if number is None:
         refuse(where, what, "a number", value, "return a float, or leave it out")
     return number
+
+
+def offered_shaping(env: Any, env_id: str) -> dict[str, float]:
+    """Return the reward-shaping numbers that an environment offers: the dict in its attribute
+    ``reward_shaping``, which it reads whenever it computes a reward. Raises ConfigError for
+    something else there."""
+    offered = getattr(env.unwrapped, "reward_shaping", None)
+    if offered is None:
+        return {}
+    try:
+        return {str(name): float(number) for name, number in offered.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{env_id}: its reward_shaping is {offered!r}, but must be a dict of numbers by name"
+        ) from error
 
 
 def refuse(where: str, what: str, must: str, value: Any, remedy: str) -> NoReturn:

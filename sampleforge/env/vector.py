@@ -27,6 +27,15 @@ from sampleforge.env.adapter import ActionAdapter, ConvertedActions
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.env_code import env_code
 from sampleforge.env.guard import FiniteGuard
+from sampleforge.env.step_values import (
+    EPISODE_STATS,
+    SUCCESSES,
+    TRUE_OBJECTIVE,
+    number_of,
+    numbers_of,
+    result_of,
+)
+from sampleforge.shared.events import send
 from sampleforge.spec import EnvSpec, with_action_units
 
 Array = np.ndarray[Any, Any]
@@ -114,10 +123,9 @@ class EnvVector(ABC):
         self._finished = np.zeros(num_rows, np.int64)
         self._objectives: dict[int, float] = {}
         """Results of the rows' episodes so far, of environments that have another than the sum of
-        rewards; set by the backend."""
+        rewards."""
         self._successes: dict[int, float] = {}
-        """Whether the rows' last steps were a success, of environments that say so; set by the
-        backend."""
+        """Whether the rows' last steps were a success, of environments that say so."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.converted: dict[str, str] = {}
@@ -175,6 +183,19 @@ class EnvVector(ABC):
             return None
         in_first = self._finished == 0
         return in_first if in_first.any() else None
+
+    def take_results(self, row: int, info: Mapping[str, Any], where: str) -> None:
+        """Take what the ``info`` of a step says of the episode of ``row``: its result so far, its
+        statistics, whether the step was a success. Raises ConfigError, naming ``where``, for a
+        result or statistics that are no numbers."""
+        if EPISODE_STATS in info:
+            send("episode_stats", numbers_of(info[EPISODE_STATS], EPISODE_STATS, where))
+        if TRUE_OBJECTIVE in info:
+            name = f"info[{TRUE_OBJECTIVE!r}]"
+            self._objectives[row] = result_of(info[TRUE_OBJECTIVE], name, where)
+        for key in SUCCESSES:
+            if key in info and (success := number_of(info[key])) is not None:
+                self._successes[row] = success
 
     def row_env(self, row: int) -> Any:
         """Return the Python object that steps ``row``: an environment of its own, or else the

@@ -69,6 +69,9 @@ class VectorWrapper(EnvVector):
     def shortened_rows(self) -> Array | None:
         return self.inner.shortened_rows()
 
+    def take_results(self, row: int, info: Mapping[str, Any], where: str) -> None:
+        self.inner.take_results(row, info, where)
+
     def row_env(self, row: int) -> Any:
         return self.inner.row_env(row)
 

@@ -30,7 +30,8 @@ class Results(CodeEnv):
     def step(self, action: Any) -> Any:
         *step, terminated, truncated, info = super().step(action)
         assert self.env_id is not None
-        info = {"true_objective": 1000.0 * self.env_id + self.steps}
+        success = self.env_id > 0 and self.steps == LENGTH
+        info = {"true_objective": 1000.0 * self.env_id + self.steps, "is_success": success}
         if terminated or truncated:
             info["episode_extra_stats"] = {"steps": self.steps, "row": self.env_id}  # type: ignore[assignment]
         return *step, terminated, truncated, info
@@ -68,6 +69,7 @@ class Agents(CodeParallelEnv):
         *step, infos = super().step(actions)
         for agent, info in infos.items():
             info["true_objective"] = 1000.0 * self.possible_agents.index(agent) + self.steps
+            info["success"] = agent == self.possible_agents[0]
         return *step, infos  # type: ignore[return-value]
 
 
@@ -85,17 +87,19 @@ def made(name: str, **kwargs: Any) -> EnvVector:
     return make_vector(config, ROWS, list(range(ROWS)))
 
 
-def played(vector: EnvVector, steps: int = 2 * LENGTH + 2) -> list[list[tuple[int, float]]]:
-    """(row, return) of the episodes of each seat, in the order in which they end."""
+def played(
+    vector: EnvVector, steps: int = 2 * LENGTH + 2
+) -> list[list[tuple[int, float, float | None]]]:
+    """(row, return, success) of the episodes of each seat, in the order in which they end."""
     outs = [own_outputs(seat.spec, ROWS) for seat in vector.seats]
-    rng, found = np.random.default_rng(0), [list[tuple[int, float]]() for _ in outs]
+    rng, found = np.random.default_rng(0), [list[tuple[int, float, float | None]]() for _ in outs]
     for seat, out in zip(vector.seats, outs, strict=True):
         seat.reset(out.obs)
     for _ in range(steps):
         for seat in vector.seats:
             seat.send(random_actions(seat.spec, ROWS, rng))
         for seat, out, episodes in zip(vector.seats, outs, found, strict=True):
-            episodes += [(episode.row, episode.ret) for episode in seat.recv(out)]
+            episodes += [(each.row, each.ret, each.success) for each in seat.recv(out)]
     vector.close()
     return found
 
@@ -106,22 +110,30 @@ def test_rows_of_a_vector_env_are_reported_as_single_environments_are(
 ) -> None:
     vector = made("of_gymnasium", mode=mode) if mode else made("single")
     (episodes,) = played(vector)
-    assert episodes == [(row, 1000.0 * row + LENGTH) for row in range(ROWS)] * 2
+    assert episodes == [(row, 1000.0 * row + LENGTH, float(row > 0)) for row in range(ROWS)] * 2
     assert stats == [{"steps": LENGTH, "row": row} for row in range(ROWS)] * 2
 
 
 def test_agents_have_results_of_their_own() -> None:
     found = played(made("Agents"))
-    assert found == [[(row, 1000.0 * seat + LENGTH) for row in range(ROWS)] * 2 for seat in (0, 1)]
+    assert found == [
+        [(row, 1000.0 * seat + LENGTH, float(seat == 0)) for row in range(ROWS)] * 2
+        for seat in (0, 1)
+    ]
 
 
 def test_a_vector_env_may_give_all_rows_a_value_at_every_step(
     monkeypatch: pytest.MonkeyPatch, stats: list[Any]
 ) -> None:
-    info = {"true_objective": [5.0, 6.0, 7.0], "episode_extra_stats": {"x": np.arange(3)}}
+    info = {
+        "true_objective": [5.0, 6.0, 7.0],
+        "episode_extra_stats": {"x": np.arange(3)},
+        "success": np.array([True, False, True]),
+        "is_success": "in words",
+    }
     monkeypatch.setattr(f"{__name__}.own_info", info)
     for mode in ("next_step", "same_step"):
-        assert played(made("OwnInfos", mode=mode)) == [[(0, 5), (1, 6), (2, 7)] * 2]
+        assert played(made("OwnInfos", mode=mode)) == [[(0, 5, 1), (1, 6, 0), (2, 7, 1)] * 2]
         assert stats == [{"x": 0}, {"x": 1}, {"x": 2}] * 2, "at the ends of episodes"
         stats.clear()
 
