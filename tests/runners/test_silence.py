@@ -23,6 +23,7 @@ from sampleforge.workers.config import answer_timeout
 from tests.support.callbacks import HangsInTheLearner
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.slow_learning import START_S
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_the_start_of_a_learner_does_not_count_as_its_answer(tmp_path: Path) -> 
         async_rl=True,
         quiet=True,
         report_interval=0.2,
-        learner_timeout=1.0,
+        learner_timeout=0.75 * START_S,
         model=ModelConfig(encoder="tests.support.slow_learning:StartsSlowly"),
         batch_size=512,
         train_for_env_steps=4000,

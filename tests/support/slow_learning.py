@@ -14,6 +14,9 @@ from sampleforge.spec import ArraySpec
 
 SECONDS = 3.0
 """Seconds of each forward pass of the learner."""
+START_S = 4.0
+"""Seconds that a learner with `StartsSlowly` takes to start: more than any update of it takes on a
+busy machine, with what the first one imports."""
 
 
 class SlowEncoder(nn.Module):
@@ -33,12 +36,12 @@ class SlowEncoder(nn.Module):
 
 
 class StartsSlowly(SlowEncoder):
-    """A linear layer that the learner's process takes `SECONDS` to make."""
+    """A linear layer that the learner's process takes `START_S` to make."""
 
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         super().__init__(observations, config)
         if multiprocessing.current_process().name == "sampleforge: learner":
-            time.sleep(SECONDS)
+            time.sleep(START_S)
 
     def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         found: torch.Tensor = self.layer(obs["obs"])
