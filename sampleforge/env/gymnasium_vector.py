@@ -188,7 +188,7 @@ class GymnasiumVector(EnvVector):
         """Take them of the ``rows``, bool [rows]; statistics and successes of those among them that
         have ended (``ended``), because a VectorEnv may give all rows some at every step."""
         of_ends = [name for name in (EPISODE_STATS,) if name in info]
-        of_ends += [n for n in SUCCESSES if np.shape(info.get(n))[:1] == (self.num_rows,)]
+        of_ends += [name for name in SUCCESSES if _is_by_row(info.get(name), self.num_rows)]
         at_all = [name for name in (TRUE_OBJECTIVE,) if name in info]
         which = rows if at_all else rows & ended if of_ends else ()
         for row in np.flatnonzero(which).tolist():
@@ -319,8 +319,15 @@ def value_of_row(info: Mapping[str, Any], name: str, row: int, rows: int, env_id
     return {key: each for key, each in own.items() if each is not NOTHING}
 
 
+def _is_by_row(column: Any, rows: int) -> bool:
+    """Return whether a value of an info has an entry for each of the ``rows``."""
+    if isinstance(column, np.ndarray):
+        return bool(column.shape[:1] == (rows,))
+    return isinstance(column, list | tuple) and len(column) == rows
+
+
 def _entry(column: Any, name: str, row: int, rows: int, env_id: str) -> Any:
-    if isinstance(column, list | tuple | np.ndarray) and np.ndim(column) and len(column) == rows:
+    if _is_by_row(column, rows):
         return column[row]
     refuse(
         f"{env_id}, all {rows} rows",
