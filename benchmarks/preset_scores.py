@@ -33,13 +33,7 @@ from typing import Any, NamedTuple
 import machine
 
 from sampleforge.presets import preset_names
-from sampleforge.presets.scores import (
-    PresetScore,
-    digest,
-    duration,
-    read_scores,
-    write_score,
-)
+from sampleforge.presets.scores import PresetScore, digest, duration, read_scores, write_score
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.topologies.config import ALGOS
 

@@ -25,12 +25,7 @@ from sampleforge.env.step_values import (
 )
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
-from sampleforge.spec import (
-    ACTION,
-    ACTION_MASK,
-    EnvSpaces,
-    unflatten,
-)
+from sampleforge.spec import ACTION, ACTION_MASK, EnvSpaces, unflatten
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
+from sampleforge.config import ConfigError, typed
 from sampleforge.runtime.config import Part
 
 
@@ -15,3 +18,14 @@ def part_of(name: str) -> Part:
     if name.startswith("normaliser.") or ".encoder." in name:
         return "encoder"
     return "core" if ".core." in name else "actor"
+
+
+def check_parts(field: str, parts: Collection[str], names: Iterable[str]) -> None:
+    """Raise ConfigError for one of ``parts``, which the config's ``field`` names, of which a
+    network with weights of these ``names`` has nothing."""
+    there = {part_of(name) for name in names}
+    for part in sorted(set(parts) - there):
+        raise ConfigError(
+            f"{typed(field, (part,))}: the network has no weights of this part, only of "
+            f"{', '.join(sorted(there))}"
+        )

@@ -17,6 +17,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig, PolicyRoles, roles_of_policies
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.learner_maker import freeze
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
 from sampleforge.topologies.starts import (
@@ -126,10 +127,10 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
         return dataclasses.replace(start, seed=seed, resume=resume)
 
     frozen = frozen_starts(session.roles, session.spec, of_frozen)
-    if session.opened.initial is not None:
-        new_model = session.run_plan.agents[0].maker(start.seed)
-        if left := session.opened.initial.weights(new_model()):
-            session.message(f"--init-from: new are {', '.join(left)}")
+    model = session.run_plan.agents[0].maker(start.seed)()  # what does not fit is refused here
+    freeze(model, session.run_plan.config.freeze)
+    if session.opened.initial is not None and (left := session.opened.initial.weights(model)):
+        session.message(f"--init-from: new are {', '.join(left)}")
     hooks = RunHooks(
         for_workers(callbacks, processes=processes),
         (*session.roles.trained, *session.roles.frozen),

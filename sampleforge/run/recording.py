@@ -22,10 +22,7 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.graph import Recording
 from sampleforge.workers.actor import END_RECORDING
-from sampleforge.workers.episode_player import (
-    EpisodePlayer,
-    EpisodePolicy,
-)
+from sampleforge.workers.episode_player import EpisodePlayer, EpisodePolicy
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session

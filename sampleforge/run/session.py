@@ -8,14 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
-from sampleforge.run.callback import (
-    Callback,
-    Level,
-    Message,
-    UntilWired,
-    checked,
-    tell,
-)
+from sampleforge.run.callback import Callback, Level, Message, UntilWired, checked, tell
 from sampleforge.run.deployment import Deployment
 from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.metrics import evaluations

@@ -26,13 +26,7 @@ from sampleforge.runtime.limits import check_workers
 from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
-from sampleforge.workers.worker import (
-    FAILED,
-    STARTED,
-    StopFlag,
-    WorkerEnd,
-    run_worker,
-)
+from sampleforge.workers.worker import FAILED, STARTED, StopFlag, WorkerEnd, run_worker
 
 STOP_GRACE = 1.5
 """Seconds a worker has to leave its loop before it is killed."""

@@ -14,15 +14,9 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import NumaNode
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.devices import (
-    GroupRendezvous,
-    local_rendezvous,
-    placement_on,
-)
+from sampleforge.topologies.devices import GroupRendezvous, local_rendezvous, placement_on
 from sampleforge.topologies.graph import GraphBuilder, Node
-from sampleforge.topologies.learner_maker import (
-    LearnerMaker,
-)
+from sampleforge.topologies.learner_maker import LearnerMaker
 from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.workers.group_member import GroupMember, Membership

@@ -16,15 +16,11 @@ from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
 from sampleforge.models.forward import compile_passes
-from sampleforge.models.parts import part_of
+from sampleforge.models.parts import check_parts, part_of
 from sampleforge.rollouts.batch import Batches
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ENV_PREFIX
-from sampleforge.topologies.builders import (
-    NetworkMaker,
-    policy_seed,
-    seeded,
-)
+from sampleforge.topologies.builders import NetworkMaker, policy_seed, seeded
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.devices import uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import SamplerPlan
@@ -63,7 +59,7 @@ def make_learner(
     network = maker()
     if start.resume is None and start.initial is not None:
         start.initial.weights(network)
-    freeze(network, getattr(config, "freeze", ()))
+    freeze(network, config.freeze)
     with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
         learner = maker.algorithm.new_learner(config, network, place)
     if start.resume is not None:
@@ -74,7 +70,9 @@ def make_learner(
 
 
 def freeze(network: torch.nn.Module, parts: Collection[str]) -> None:
-    """Have the learner that is made next leave these parts of a network as they are."""
+    """Have the learner that is made next leave these parts of a network as they are. Raises
+    ConfigError for a part that the network has not."""
+    check_parts("freeze", parts, (name for name, _ in network.named_parameters()))
     for name, parameter in network.named_parameters():
         if part_of(name) in parts:
             parameter.requires_grad_(False)

@@ -13,25 +13,15 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.numa import memory_on, node_of
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.newest import SharedWeights
-from sampleforge.topologies.builders import (
-    env_makers,
-    in_threads,
-    initial_weights,
-)
+from sampleforge.topologies.builders import env_makers, in_threads, initial_weights
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.graph import Node
 from sampleforge.topologies.learner_maker import LearnerMaker
 from sampleforge.topologies.rank_actor import RankContext, rank_actor, rank_preemption
 from sampleforge.topologies.ranks_plan import slot_shape
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.topologies.sampler_plan import (
-    Plan,
-)
-from sampleforge.workers.group_member import (
-    REPLACEMENT_TIMEOUT,
-    GroupMember,
-    Membership,
-)
+from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember, Membership
 from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.worker import Placement

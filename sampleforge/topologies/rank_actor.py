@@ -14,23 +14,14 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import Episodes, EpisodesOf
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import (
-    MakeEnv,
-    NetworkMaker,
-    PolicySeeds,
-    acting_maker,
-)
+from sampleforge.topologies.builders import MakeEnv, NetworkMaker, PolicySeeds, acting_maker
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.ranks_plan import acts_on_device, with_room
-from sampleforge.topologies.sampler_plan import (
-    Plan,
-)
+from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.callback import WorkerCallbacks
-from sampleforge.workers.group_member import (
-    MetricsSync,
-)
+from sampleforge.workers.group_member import MetricsSync
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.rank import Preemption
 from sampleforge.workers.split import Stepping, SteppingInRounds

@@ -20,12 +20,8 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.datasets import add_recorder, rollout_queue
-from sampleforge.topologies.devices import (
-    backend_and_device,
-    local_rendezvous,
-    member_devices,
-)
-from sampleforge.topologies.evaluator import Results, add_evaluators
+from sampleforge.topologies.devices import backend_and_device, local_rendezvous, member_devices
+from sampleforge.topologies.evaluator import add_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_maker import gradient_bytes, new_state
 from sampleforge.topologies.rank import add_rank
@@ -180,10 +176,9 @@ def wire_world(
     )
     join = rendezvous.of_group(backend, config.rank_timeout, device)
     node, exchange, weights = add_rank(context, join, world.local_rank)
-    results: Results = None
-    evaluation: tuple[Edge, ...] = ()
-    if leads:
-        results, evaluation = add_evaluators(graph, config, weights, new_model, "rank 0")
+    results, evaluation = (
+        add_evaluators(graph, config, weights, new_model, "rank 0") if leads else (None, ())
+    )
     group = PolicyGroup(
         policy.id,
         (node,),

@@ -20,9 +20,7 @@ from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
 from sampleforge.topologies.policy_groups import wire_groups
-from sampleforge.topologies.sampler_plan import (
-    Plan,
-)
+from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.slots_plan import gathers_ahead, slot_shape
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks

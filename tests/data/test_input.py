@@ -36,11 +36,7 @@ from tests.support.apex_graphs import (
 from tests.support.graphs import spec_of
 from tests.support.offline import SEEN, record, wired
 from tests.support.pairings import network_maker
-from tests.support.stack_checking import (
-    STACKED,
-    StackCheckingLearner,
-    StackCheckingLearnerMaker,
-)
+from tests.support.stack_checking import STACKED, StackCheckingLearner, StackCheckingLearnerMaker
 
 COUNTING = "tests.support.stacked_envs:StackedVectorEnv"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,7 +192,6 @@ def test_a_run_is_resumed_by_giving_the_object_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.skipif(sys.platform == "darwin", reason="spawn")
 def test_workers_step_an_object(tmp_path: Path) -> None:
     config = sf.AppoConfig(
         env=given("partial"),

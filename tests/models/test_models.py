@@ -22,11 +22,7 @@ from sampleforge.models.encoder_registry import register_encoder, resolve_encode
 from sampleforge.models.encoders import MLP, OneHot, Vector, activation, derivative, out_of_place
 from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
-from sampleforge.models.normaliser import (
-    CLIP,
-    LARGE_INTERVAL,
-    make_normaliser,
-)
+from sampleforge.models.normaliser import CLIP, LARGE_INTERVAL, make_normaliser
 from sampleforge.models.stacked import is_stackable
 from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, observation_specs

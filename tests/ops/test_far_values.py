@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sampleforge.ops.far_values import (
-    COUNTS_AS,
-    FarFromMean,
-    TypicalSize,
-    bound_rewards,
-)
+from sampleforge.ops.far_values import COUNTS_AS, FarFromMean, TypicalSize, bound_rewards
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:

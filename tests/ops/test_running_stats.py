@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.ops.running_stats import (
-    Moments,
-    alone,
-    merge,
-    moments,
-    over_ranks,
-    scalar_moments,
-)
+from sampleforge.ops.running_stats import Moments, alone, merge, moments, over_ranks, scalar_moments
 
 
 def test_merging_pieces_equals_the_moments_of_the_whole() -> None:

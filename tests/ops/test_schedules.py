@@ -6,12 +6,7 @@ import math
 
 import pytest
 
-from sampleforge.ops.schedules import (
-    MAX_LEARNING_RATE,
-    MIN_LEARNING_RATE,
-    kl_adaptive,
-    linear,
-)
+from sampleforge.ops.schedules import MAX_LEARNING_RATE, MIN_LEARNING_RATE, kl_adaptive, linear
 
 
 def test_the_linear_schedule_falls_to_zero() -> None:

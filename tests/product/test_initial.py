@@ -148,6 +148,22 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("field", "algo", "part"),
+    [("freeze", "appo", "core"), ("freeze", "apex", "critic"), ("init_parts", "appo", "core")],
+)
+def test_a_part_that_the_network_has_not_is_refused(
+    field: str, algo: str, part: str, trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = {"init_from": str(trained(algo)), field: (part,)}
+    flag = f"--{field.replace('_', '-')} {part}"
+    with pytest.raises(ConfigError, match=f"{flag}: the network has no weights of this part, only"):
+        train(small(algo, run, data, **settings))
+    assert not run.exists()
+
+
 def test_a_checkpoint_that_is_neither_latest_nor_best_is_refused(
     trained: Trained, tmp_path: Path
 ) -> None:

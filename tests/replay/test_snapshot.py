@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 
 from sampleforge.replay.limiter import RateLimiter
-from sampleforge.replay.snapshot import (
-    ReplayFolder,
-    SavedFile,
-    write_array,
-)
+from sampleforge.replay.snapshot import ReplayFolder, SavedFile, write_array
 from sampleforge.run.folder.replays import Replays
 from tests.support.compressed_replay import CompressedReplay, deque_of
 from tests.support.full_disk import full_disk

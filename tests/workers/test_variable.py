@@ -43,12 +43,7 @@ from tests.support.graphs import copy_of, one_policy, resolved, spec_of
 from tests.support.literal_ppo import gradients_of, parts_of
 from tests.support.pairings import plan_of, seeded_model, wire_of
 from tests.support.rank_learners import learner_of
-from tests.support.rank_runs import (
-    rank_process,
-    training,
-    wait_for_restarts,
-    wait_for_updates,
-)
+from tests.support.rank_runs import rank_process, training, wait_for_restarts, wait_for_updates
 from tests.support.rank_threads import on_ranks
 
 ROWS, ROLLOUT = 5, 8

@@ -21,12 +21,7 @@ from sampleforge.algorithms.dqn.loss import (
     dqn_loss,
     r2d2_loss,
 )
-from sampleforge.algorithms.flat_parameters import (
-    Adam,
-    FlatParameters,
-    Optimiser,
-    RmsProp,
-)
+from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser, RmsProp
 from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Tensors, Update
 from sampleforge.algorithms.return_scale import RewardScale, typical_size
 from sampleforge.models.forward import autocast

@@ -21,11 +21,7 @@ from sampleforge.data.stored_steps import Mixture, StoredBatch
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import autocast
 from sampleforge.ops.masked import masked_mean, valid_total, value_moments
-from sampleforge.ops.returns import (
-    advantage_weights,
-    moving_square,
-    weighted_imitation_loss,
-)
+from sampleforge.ops.returns import advantage_weights, moving_square, weighted_imitation_loss
 
 LEAST_SPREAD = 0.1
 """The unit of values is at least this fraction of the returns' root mean square, because returns

@@ -480,15 +480,20 @@ class ResumeCheckpoint:
         return loaded[0]
 
 
-def frozen_weights(weights: str) -> ResumeCheckpoint:
-    """Return the latest checkpoint of a run folder, or, with ``weights`` as folder:id, that of its
-    policy with this id. Raises ConfigError if there is none."""
-    run_dir, _, policy = weights.partition(":")
-    folder = RunFolder.existing(run_dir)
+def store_of(flag: str, place: str) -> CheckpointStore:
+    """Return the checkpoints of a run folder, or, with ``place`` as folder:id, those of its policy
+    with this id, which ``flag`` names. Raises ConfigError if there is none."""
+    run_dir, _, policy = place.partition(":")
+    folder = RunFolder.existing(Path(run_dir).absolute())  # workers have a directory of their own
     store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
     if store.load(log=lambda text: None) is None:
-        raise ConfigError(f"--policy-weights {weights}: there is no checkpoint yet; train it first")
-    return ResumeCheckpoint(store)
+        raise ConfigError(f"{flag} {place}: there is no checkpoint yet; train it first")
+    return store
+
+
+def frozen_weights(weights: str) -> ResumeCheckpoint:
+    """Return the latest checkpoint of the place that --policy-weights names, see `store_of`."""
+    return ResumeCheckpoint(store_of("--policy-weights", weights))
 
 
 def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:

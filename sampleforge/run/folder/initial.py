@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
 
 from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
-from sampleforge.models.parts import part_of
-from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors
-from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.models.parts import check_parts, part_of
+from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors, store_of
 
 Which = Literal["latest", "best"]
 OF_ONE_LEARNER = ("rng", "optimiser")
@@ -36,6 +34,7 @@ class InitialWeights:
         """Load the weights into ``model``; return the names of those that are left as they are
         made. Raises ConfigError for weights that do not fit."""
         own = model.state_dict()
+        check_parts("init_parts", self._parts, own)
         wanted = {name: tensor for name, tensor in own.items() if self._takes(name)}
         found = _fitting(model_tensors(self._tensors()), wanted)
         # Statistics belong together: a mean of another shape has another count, too.
@@ -76,19 +75,14 @@ class InitialWeights:
 
 def initial_weights(config: Any) -> InitialWeights:
     """Return the weights that ``config.init_from`` names: RUN, RUN@best, RUN:POLICY or
-    RUN:POLICY@best. Raises
-    ConfigError if there is no such checkpoint."""
+    RUN:POLICY@best. Raises ConfigError if there is no such checkpoint."""
     place, _, which = config.init_from.partition("@")
     if (which or "latest") not in get_args(Which):
         raise ConfigError(
             f"--init-from {config.init_from}: {which!r} must be latest or best, the checkpoint of "
             "the run"
         )
-    run_dir, _, policy = place.partition(":")
-    folder = RunFolder.existing(Path(run_dir).absolute())  # workers have a directory of their own
-    store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
-    if store.load(log=lambda text: None) is None:
-        raise ConfigError(f"--init-from {place}: there is no checkpoint yet; train it first")
+    store = store_of("--init-from", place)
     return InitialWeights(
         store, cast("Which", which or "latest"), config.init_parts, config.init_mismatch
     )

@@ -311,8 +311,8 @@ class RunFolder:
 
     def check_resume(self, config: C, resolve: Callable[[C], C] = lambda c: c) -> Resumed[C]:
         """Return the configs to resume with. ``resolve`` resolves the defaults of a config for the
-        environment. Raises ConfigError, which lists the changes, if ``config`` would alter what is
-        learned."""
+        environment. Raises ConfigError, which lists the changes, if the run cannot go on with
+        ``config``."""
         before, left_open = stored_config.read_config(self.config_file, type(config))
         asked, kept = stored_config.inherited(before, left_open, config)
         resolved = resolve(asked)

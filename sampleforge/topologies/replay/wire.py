@@ -22,12 +22,7 @@ from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
 from sampleforge.topologies.policy_groups import wire_groups
-from sampleforge.topologies.replay.channels import (
-    add_shards,
-    replay_channels,
-    replay_notes,
-    saves,
-)
+from sampleforge.topologies.replay.channels import add_shards, replay_channels, replay_notes, saves
 from sampleforge.topologies.replay.datasets import add_dataset_actors
 from sampleforge.topologies.replay.ladder import exploration, ladder_of, of_rows
 from sampleforge.topologies.replay.learners import sample_batches

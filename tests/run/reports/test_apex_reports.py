@@ -18,13 +18,7 @@ from sampleforge.run.reports.policy_statistics import ReturnsByExploration
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Exploration
 from sampleforge.topologies.replay.ladder import exploration, ladder_of
-from tests.support.apex_graphs import (
-    apex_config,
-    batches_of,
-    build_apex,
-    limiter_of,
-    serial_rounds,
-)
+from tests.support.apex_graphs import apex_config, batches_of, build_apex, limiter_of, serial_rounds
 
 
 def histograms(folder: Path) -> Iterator[tuple[int, str, Any]]:

@@ -15,11 +15,7 @@ from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, MemberChange, Parameter
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.tools.population.member import MemberJob, MemberRun
-from sampleforge.tools.population.member_change import (
-    MemberRules,
-    changed_checkpoint,
-    decide,
-)
+from sampleforge.tools.population.member_change import MemberRules, changed_checkpoint, decide
 from sampleforge.tools.population.published import Published, lineage_file, run_folder
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 

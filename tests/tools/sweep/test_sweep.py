@@ -12,9 +12,7 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.tools.jobs.jobs import LaunchFailed
-from sampleforge.tools.jobs.training_job import (
-    is_asked_to_stop,
-)
+from sampleforge.tools.jobs.training_job import is_asked_to_stop
 from sampleforge.tools.plots.sweep import axis_of, draw_sweep, picture
 from sampleforge.tools.sweep.spec import read_spec
 from sampleforge.tools.sweep.sweep import Sweep
