@@ -5,11 +5,11 @@ learners."""
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,8 +38,6 @@ from sampleforge.workers.evaluator import EvaluationContext, evaluation_of
 from sampleforge.workers.learner_change import LOAD, StateLoad, write_state_file
 
 if TYPE_CHECKING:
-    import torch
-
     from sampleforge.run.session import Session
     from sampleforge.shared.newest import TaskBoard
     from sampleforge.topologies.graph import Node, PolicyGroup
@@ -202,19 +200,19 @@ class NewestPolicies:
         that is learned from. Several learners load it after their next update; meanwhile the
         workers work. Raises TimeoutError if they make none within `LOAD_TIMEOUT` s."""
         session = self._session
-        number = time_ns() // 1000  # exact as a float64, in which learners compare it
+        number = time.time_ns() // 1000  # exact as a float64, in which learners compare it
         file = session.folder.scratch / f"load-{number}"
         load = StateLoad(number, file, (group.max_policy_lag or 0) + 1)
         write_state_file(load.file, dict(tensors), dict(plain))
-        deadline = monotonic() + LOAD_TIMEOUT
+        deadline = time.monotonic() + LOAD_TIMEOUT
 
         def ask(learner: Node) -> bool:
-            timeout = max(1.0, deadline - monotonic())
+            timeout = max(1.0, deadline - time.monotonic())
             return bool(session.runner.ask(learner, LOAD, load, timeout))
 
         try:
             while not all([ask(learner) for learner in group.learners]):
-                if monotonic() > deadline or session.graph.progress.done:
+                if time.monotonic() > deadline or session.graph.progress.done:
                     raise TimeoutError(
                         f"the learners of {group.id} have made no update within "
                         f"{LOAD_TIMEOUT:.0f} s after which they could have loaded the weights "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.run.callback import named_callbacks
-from sampleforge.run.deployment import LeadingRank, pairing_of, rank_info, rendezvous_of
+from sampleforge.run.deployment import LeadingRank, rank_info, rendezvous_of
 from sampleforge.run.ending import describe
 from sampleforge.run.folder.stored_config import REPORTS, with_own_code
 from sampleforge.runtime.interrupts import Interrupts
@@ -109,6 +109,7 @@ def follower_graph(
     from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.run.beginning import plan_run
     from sampleforge.topologies.config import ONLY_POLICY
+    from sampleforge.topologies.registry import pairing_over
     from sampleforge.topologies.starts import PolicyStart, ResumePoint
     from sampleforge.workers.callback import RunHooks, for_workers
 
@@ -125,7 +126,7 @@ def follower_graph(
     kept = {name: own[name] for name in RANK_FIELDS}
     leaders = from_plain(type(config), {**message["config"], **kept}, "the config of rank 0")
     config = with_own_code(leaders, config)  # so that a forged message cannot run code here
-    spec, chosen = spec_from_plain(message["spec"]), pairing_of(config, rendezvous)
+    spec, chosen = spec_from_plain(message["spec"]), pairing_over(config, rendezvous)
     assert config.seed is not None
     start = ResumePoint(config.seed, message["resumes"], message["env_steps"], message["wall_s"])
     plan = plan_run(chosen, config, spec)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -47,7 +46,7 @@ GOOD_STEPS = 100
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _Faults:
     """The recent faults of one row: the first one, their number, the step of the last one, and the
     number of episodes that the row had finished by then."""
@@ -276,7 +275,7 @@ class SyncVector(EnvVector):
             faults.count += 1
             self.rebuilt += 1
             self._log(row, error)
-            with suppress(Exception), env_code:  # a broken env may fail to close as well
+            with contextlib.suppress(Exception), env_code:  # a broken env may fail to close as well
                 self._envs[row].close()
             try:
                 with making():
@@ -317,6 +316,6 @@ class SyncVector(EnvVector):
     def close(self) -> None:
         """Close every env, even where another one's ``close`` raises; then raise that error."""
         envs, self._envs = self._envs, []
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             for env in reversed(envs):
                 stack.callback(env.close)

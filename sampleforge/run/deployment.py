@@ -3,9 +3,7 @@ that torchrun has started, of which the session has rank 0."""
 
 from __future__ import annotations
 
-import dataclasses
 import socket
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +123,7 @@ class LeadingRank(Deployment):
         """Wait for the other ranks, send them config, spec and progress of the run, and return the
         algorithm, wired over these ranks."""
         from sampleforge.env.spec_json import spec_to_plain
+        from sampleforge.topologies.registry import pairing_over
 
         assert isinstance(config, RanksRunConfig)
         message = {
@@ -136,7 +135,7 @@ class LeadingRank(Deployment):
             "wall_s": start.wall_s,
         }
         self._rendezvous.lead(message, rank_info(config, self._world, self._rendezvous))
-        return pairing_of(config, self._rendezvous)
+        return pairing_over(config, self._rendezvous)
 
     def notices(self, resumed: int | None) -> list[str]:
         world = self._world
@@ -153,7 +152,6 @@ class LeadingRank(Deployment):
         another process."""
         from sampleforge.runners.in_process import CompositeRunner, InProcessRunner
         from sampleforge.runners.processes import ProcessRunner
-        from sampleforge.runtime.processes import start_fork_server
 
         context = runner_context(session)
         rank = InProcessRunner(graph, self._rendezvous, context)
@@ -203,18 +201,3 @@ def latest_checkpoint(config: RanksRunConfig) -> int:
     files = Path(config.run_dir, "checkpoints").glob("*.safetensors")
     steps = [path.name.partition("-")[0] for path in files]
     return max((int(text) for text in steps if text.isdecimal()), default=-1)
-
-
-def pairing_of(config: RanksRunConfig, rendezvous: StartupRendezvous) -> Pairing:
-    """Return the algorithm over the ranks of a rendezvous that is complete."""
-    from sampleforge.topologies.ranks import wire_world
-    from sampleforge.topologies.ranks_plan import plan_ranks
-    from sampleforge.topologies.registry import pairing
-
-    chosen = pairing(config)
-    over_ranks = dataclasses.replace(
-        chosen.topology,
-        plan=partial(plan_ranks, world=rendezvous.world),
-        wire=partial(wire_world, rendezvous=rendezvous),
-    )
-    return dataclasses.replace(chosen, topology=over_ranks)

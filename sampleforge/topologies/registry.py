@@ -9,15 +9,18 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.env.user_code import import_user_module
+from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
+from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.ranks import wire_ranks
+from sampleforge.topologies.ranks import wire_ranks, wire_world
 from sampleforge.topologies.ranks_plan import plan_ranks
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.topologies.replay.wire import wire_replay
@@ -92,3 +95,14 @@ def pairing(config: Any) -> Pairing:
     if not isinstance(found, Pairing):
         raise ConfigError(f"algorithm {config.algo}: pairing {name!r} is {found!r}, not a Pairing")
     return found
+
+
+def pairing_over(config: RanksRunConfig, rendezvous: StartupRendezvous) -> Pairing:
+    """Return the algorithm of a config over the ranks of a rendezvous that is complete."""
+    chosen = pairing(config)
+    over_ranks = dataclasses.replace(
+        chosen.topology,
+        plan=partial(plan_ranks, world=rendezvous.world),
+        wire=partial(wire_world, rendezvous=rendezvous),
+    )
+    return dataclasses.replace(chosen, topology=over_ranks)

@@ -27,6 +27,7 @@ from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import IMPORTABLE, Trust, naming_code
+from sampleforge.topologies import registry
 from sampleforge.topologies.config import ALGOS, AppoConfig, DdppoConfig
 from tests.support import REPO
 from tests.support.graphs import spec_of
@@ -376,7 +377,7 @@ def test_a_rank_takes_code_from_its_own_command_alone(monkeypatch: pytest.Monkey
 
     FakeTopology.plan = staticmethod(plan)  # type: ignore[attr-defined]
     FakeTopology.resolve_defaults = staticmethod(lambda config, spec: config)  # type: ignore[attr-defined]
-    monkeypatch.setattr(sampleforge.torchrun, "pairing_of", lambda *_: FakeTopology)
+    monkeypatch.setattr(registry, "pairing_over", lambda *_: FakeTopology)
     message = {
         "asked": to_plain(own),
         "config": to_plain(said),
