@@ -32,6 +32,7 @@ from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
     EpisodePolicy,
+    EvaluationPart,
     evaluation_envs,
     evaluation_seed,
     outcome,
@@ -108,7 +109,9 @@ def evaluate(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )
         observers.alive()
-        envs = _rows(env, episodes or EPISODES, seed, contestant, observers, resources)
+        envs = _rows(
+            env, episodes or EPISODES, seed, folder.read_spec(), contestant, observers, resources
+        )
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
         contestant.meet(envs, group)
@@ -156,17 +159,18 @@ def _rows(
     env: EnvConfig,
     episodes: int,
     seed: int,
+    spec: EnvSpec | None,
     contestant: _Contestant,
     observers: Observers,
     resources: ExitStack,
 ) -> EnvVector:
     """Make the env rows that play: the camera's one row, or as many as ``episodes`` can use.
-    ``resources`` closes them."""
+    ``spec``: of the training's, if it is known. ``resources`` closes them."""
     resources.enter_context(told_of_rows(observers.alive))
     if observers.camera is not None:
         envs = observers.camera.row(env, seed, contestant.id)
     else:
-        envs = evaluation_envs(env, episodes, seed)
+        envs = evaluation_envs(env, episodes, seed, EvaluationPart.of(spec))
     warn = partial(observers.display.message, level="warning")
     resources.callback(close_in_time, envs, warn, observers.close_s)
     resources.callback(observers.alive)

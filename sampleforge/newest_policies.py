@@ -29,6 +29,7 @@ from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.topologies.evaluator import evaluation_env
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
+    EvaluationPart,
     PlayedEpisode,
     evaluation_envs,
     evaluation_seed,
@@ -125,7 +126,10 @@ class NewestPolicies:
         index, (policies, version) = session.run_plan.agent_group(group.id), self.frozen(group)
         env, name = evaluation_env(config), config.evaluation_function
         with DeferredInterrupt() as interrupt:
-            play = partial(_play, policies, index, session.tasks.evaluation, interrupt.check, seed)
+            part = EvaluationPart.of(session.spec)
+            play = partial(
+                _play, policies, index, session.tasks.evaluation, part, interrupt.check, seed
+            )
             if name is None:
                 return outcome(play(env, episodes, stochastic))
             context = EvaluationContext(
@@ -242,6 +246,7 @@ def _play(
     policies: Mapping[int, FrozenPolicy],
     group: int,
     tasks: TaskBoard | None,
+    part: EvaluationPart,
     alive: Callable[[], None],
     seed: int,
     env: EnvConfig,
@@ -251,7 +256,7 @@ def _play(
     """Play so many episodes in ``env``, in which the policy of agent group ``group`` is judged,
     with one thread: several are slower for a few rows. ``alive`` is called before each step."""
     with ExitStack() as resources:
-        envs = at_newest(tasks, evaluation_envs, env, episodes, seed)
+        envs = at_newest(tasks, evaluation_envs, env, episodes, seed, part)
         resources.callback(envs.close)
         resources.callback(limit_threads(1))
         player = EpisodePlayer(

@@ -112,7 +112,8 @@ class EnvSpec:
     itself; None if the experience does not come from an environment. ``reward_shaping``: the
     numbers by which the environment shapes its rewards, by name, as it begins with them.
     ``takes_task``: it has a method ``set_task(task)``, see `sampleforge.env.tasks`. ``has_goals``:
-    the reward of a step is known for any goal, see `sampleforge.env.goals`.
+    the reward of a step is known for any goal, see `sampleforge.env.goals`. ``one_per_process``: a
+    process can have one environment of this kind at a time, as the probe has found.
 
     In a multi-agent environment the spec is that of one agent group, which are the agents with the
     same spaces: ``agents`` are their names, in the order of their seats (empty in a single-agent
@@ -132,6 +133,7 @@ class EnvSpec:
     reward_shaping: Mapping[str, float] = field(default_factory=dict)
     takes_task: bool = False
     has_goals: bool = False
+    one_per_process: bool = False
     agents: tuple[str, ...] = ()
     other_groups: tuple[EnvSpec, ...] = ()
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import spawn
 from typing import IO, Any, NamedTuple
 
@@ -58,7 +59,7 @@ class ChildWork(NamedTuple):
     function: str
 
 
-PROBE = ChildWork("probe", "sampleforge.env.probe_child:try_two_rows")
+PROBE = ChildWork("probe", "sampleforge.env.probe_child:try_rows")
 
 
 class EnvProbeError(ConfigError):
@@ -77,9 +78,10 @@ class EnvProbeError(ConfigError):
 
 
 class EnvFailed(EnvProbeError):
-    """The environment raised an error, hangs, or ended its process."""
+    """The environment raised an error, ended its process, or ``hangs``."""
 
     exit_code = 1
+    hangs = False
 
 
 class Silent(Exception):
@@ -91,35 +93,72 @@ def probe(
     warn: Callable[[str], None] = log.warning,
     not_closed: Callable[[str], None] | None = None,
 ) -> EnvSpec:
-    """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
+    """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it;
+    one row, if a process can have no second one.
 
     Raises EnvProbeError with the child's traceback, or with its stacks if a row's construction or
     reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. Raises
     MissingMainGuard, which is no error but the end of the program, if the script that calls this
     would do so again where the child imports it. No process is left in any case. ``warn`` is told
-    what is no error: numbers beyond their bounds, observations of another type than their space's,
-    and, unless ``not_closed`` is there to be told it, a ``close`` that fails.
+    what is no error: that a process can have one row only, numbers beyond their bounds,
+    observations of another type than their space's, and, unless ``not_closed`` is there to be told
+    it, a ``close`` that fails.
     """
-    spec, closing = None, ""
-    try:
-        for message in child_messages(config, PROBE):
-            if "spec" in message:
-                spec = spec_from_plain(message["spec"])
-                for text in message["warnings"]:
-                    warn(text)
-            elif message["closing"]:
-                closing = f"raised {causes(message['closing'])}"
-    except EnvFailed as error:
-        if spec is None:
-            raise
-        closing = error.cause
-    assert spec is not None
-    if closing:
+    tried = _Tried(config, 2)
+    if tried.second_row_failed and tried.failed is not None:
+        alone = _Tried(config, 1)
+        if alone.spec is not None:
+            warn(
+                f"{config.env}: a second one in the same process {tried.failed.what} "
+                f"({tried.failed.cause}), so each worker has one env row"
+            )
+            groups = (replace(group, one_per_process=True) for group in alone.spec.other_groups)
+            alone.spec = replace(alone.spec, one_per_process=True, other_groups=tuple(groups))
+            tried = alone
+    if tried.spec is None:
+        assert tried.failed is not None
+        raise tried.failed
+    for text in tried.warnings:
+        warn(text)
+    if tried.closing:
         (not_closed or warn)(
-            f"{config.env}: its close() {closing}; training goes on, but what the environment has "
-            "started may be left behind: correct close()"
+            f"{config.env}: its close() {tried.closing}; training goes on, but what the "
+            "environment has started may be left behind: correct close()"
         )
-    return spec
+    return tried.spec
+
+
+class _Tried:
+    """What so many rows of an environment have done in a child process: their spec, with what there
+    is to warn of and what ``close`` did wrong, or how they ``failed``."""
+
+    def __init__(self, config: EnvConfig, rows: int) -> None:
+        self.spec: EnvSpec | None = None
+        self.warnings: list[str] = []
+        self.closing = ""
+        self.failed: EnvFailed | None = None
+        self._made = False
+        try:
+            for message in child_messages(config, PROBE, rows=rows):
+                self._take(message)
+        except EnvFailed as error:
+            if self.spec is None:
+                self.failed = error
+            else:
+                self.closing = error.cause
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self._made = self._made or "made" in message
+        if "spec" in message:
+            self.spec = spec_from_plain(message["spec"])
+            self.warnings = message["warnings"]
+        elif message.get("closing"):
+            self.closing = f"raised {causes(message['closing'])}"
+
+    @property
+    def second_row_failed(self) -> bool:
+        """Whether the first row was made before they failed, other than by a time-out."""
+        return self.failed is not None and self._made and not self.failed.hangs
 
 
 def child_messages(
@@ -269,8 +308,10 @@ def _checked(
         what = "hangs" if hangs else f"ended its process, with {how}"
         raise EnvFailed(f"{printed}\n{what}", stage)
     if hangs:
-        raise EnvFailed(
+        failed = EnvFailed(
             f"{printed}\n{config.env} hangs: its construction, a reset or a step took more than "
             f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
         )
+        failed.hangs = True
+        raise failed
     raise EnvFailed(f"{printed}\n{config.env} ended its process in the {work}, with {how}")

@@ -26,7 +26,6 @@ from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.runtime.processes import MissingMainGuard
 
-ROWS = 2
 STEPS = 4
 CLOSE_S = 5.0
 """Seconds that the environments have to close; the answer has been given by then."""
@@ -87,11 +86,21 @@ def _imported(function: str) -> Callable[..., dict[str, Any] | None]:
     return found
 
 
-def try_two_rows(config: EnvConfig, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The work of the probe: tell the spec of two rows that were tried out, and what there is to
-    warn of; return what their ``close`` raised."""
+def try_rows(
+    config: EnvConfig, tell: Callable[[dict[str, Any]], None], *, rows: int
+) -> dict[str, Any]:
+    """The work of the probe: tell that the first of the rows was made, then the spec of the rows
+    that were tried out, and what there is to warn of; return what their ``close`` raised."""
     warnings: list[str] = []
-    play = try_out(config, warnings.append)
+    first = [True]  # until it is told
+
+    def made() -> None:
+        if first:
+            first.clear()
+            tell({"made": True})
+
+    with told_of_rows(made):
+        play = try_out(config, rows, warnings.append)
     tell({"spec": spec_to_plain(play.vector.spec), "warnings": warnings, "stage": "closed"})
     return {"closing": close(play)}
 
@@ -114,15 +123,15 @@ def _leave_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)  # with what the environment has started
 
 
-def try_out(config: EnvConfig, warn: Callable[[str], None]) -> RandomPlay:
-    """Construct, reset and step two rows with random actions, check every observation, and return
+def try_out(config: EnvConfig, rows: int, warn: Callable[[str], None]) -> RandomPlay:
+    """Construct, reset and step the rows with random actions, check every observation, and return
     them. ``warn`` is told, once, of numbers that are beyond the bounds of their Box, and of
     observations that are converted to the type of their space.
 
     Raises the environment's exceptions, and ConfigError for a bad observation.
     """
     with stage("created"):
-        play = RandomPlay(config, ROWS)
+        play = RandomPlay(config, rows)
     with stage("reset"):
         play.reset()
     outside = [_check(play)]

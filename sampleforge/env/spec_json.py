@@ -52,6 +52,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         **({"reward_shaping": dict(spec.reward_shaping)} if spec.reward_shaping else {}),
         **({"takes_task": True} if spec.takes_task else {}),
         **({"has_goals": True} if spec.has_goals else {}),
+        **({"one_per_process": True} if spec.one_per_process else {}),
     }
     if spec.agents:
         plain["agents"] = list(spec.agents)
@@ -102,8 +103,9 @@ def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
         spec_from_plain(group, f"other_groups[{i}]")
         for i, group in enumerate(reader.value("other_groups", list, optional=True) or ())
     ]
+    alone = bool(reader.value("one_per_process", bool, optional=True))
     reader.finish()
-    return replace(spec, other_groups=tuple(others))
+    return replace(spec, one_per_process=alone, other_groups=tuple(others))
 
 
 def space_to_plain(space: gym.Space[Any]) -> Plain:

@@ -106,7 +106,7 @@ def plan_run(
 ) -> RunPlan:
     """Resolve the defaults of a config and plan the sizes of the run. ``roles``: None for those
     that the config describes. Raises ConfigError for what cannot run."""
-    config = chosen.resolve_defaults(config, spec)
+    config = chosen.resolved(config, spec)
     model = resolve_encoder(config.model, spec.observations)
     plan = chosen.plan(config, spec, run_device(config, spec))
     config = dataclasses.replace(config, batch_size=plan.batch_size)

@@ -136,7 +136,7 @@ def _opened(
     changed: Mapping[str, Any] = {}
     resuming = folder.resumes(config)
     if resuming:
-        resumed = folder.check_resume(config, lambda c: pairing(c).resolve_defaults(c, spec))
+        resumed = folder.check_resume(config, lambda c: pairing(c).resolved(c, spec))
         asked, config, notes, changed = resumed
     stored = []
     for policy in policies:

@@ -105,7 +105,8 @@ def play_tournament(
         with ExitStack() as resources, told_of_rows(alive):
             specs = {player.name: player.spec for player in players}
             total = episodes * len(players) * (len(players) - 1) // 2
-            envs = tournament_envs(configs[0], total, seed)
+            alone = any(player.spec.one_per_process for player in players)
+            envs = tournament_envs(configs[0], 1 if alone else total, seed)
             resources.callback(close_in_time, envs, partial(display.message, level="warning"))
             resources.callback(alive)
             _check_players(configs[0].env, envs, specs)
@@ -138,7 +139,7 @@ def _check_env(first: RunFolder, expected: AnyConfig, folder: RunFolder, config:
 
 
 def tournament_envs(config: AnyConfig, games: int, seed: int) -> EnvVector:
-    """Return the rows on which so many games are played."""
+    """Return the rows on which so many games are played, each at its time if they are few."""
     rows = min(MAX_ROWS, games)
     return make_vector(for_evaluation(config), rows, row_seeds(seed, 0, 0, rows))
 

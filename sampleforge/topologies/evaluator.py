@@ -15,6 +15,7 @@ from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import DividedEvaluations, EvaluationBoard, Evaluations
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.restarts import RestartAlone
@@ -74,7 +75,14 @@ def check_evaluation(config: AnyConfig, trained: EnvSpec) -> None:
     if not (config.evaluation_env or config.evaluation_env_kwargs):
         return
     env = evaluation_env(config)
-    for own, found in zip_longest(trained.agent_groups, probe(env).agent_groups):
+    spec = probe(env)
+    if spec.one_per_process and not trained.one_per_process:
+        raise ConfigError(
+            f"--evaluation-env {env.env}: a process can have one of it only, as its probe has "
+            "found, and an evaluator has several env rows; train in the same environment, or "
+            "evaluate the run in it afterwards (`sampleforge eval`)"
+        )
+    for own, found in zip_longest(trained.agent_groups, spec.agent_groups):
         for kind in ("observations", "actions", "agents"):
             expected, given = (None if s is None else getattr(s, kind) for s in (own, found))
             if expected != given:
@@ -89,7 +97,7 @@ def add_evaluators(
     graph: GraphBuilder,
     config: AnyConfig,
     weights: SharedWeights,
-    new_model: NewModel,
+    new_model: NetworkMaker,
     learner: str = "learner",
     group: int = 0,
     playing: Playing | None = None,
@@ -115,7 +123,7 @@ def add_evaluators(
             config.evaluate_episodes,
             config.evaluate_stochastic,
             evaluation_seed(graph.start.seed),
-            EvaluationPart(index, count),
+            EvaluationPart.of(new_model.spec, index, count),
             group,
             config.evaluation_function,
         )

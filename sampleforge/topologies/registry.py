@@ -24,7 +24,7 @@ from sampleforge.topologies.ranks import wire_ranks, wire_world
 from sampleforge.topologies.ranks_plan import plan_ranks
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.topologies.replay.wire import wire_replay
-from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.sampler_plan import Plan, one_row_each
 from sampleforge.topologies.slots import wire_slots
 from sampleforge.topologies.slots_plan import plan_slots
 from sampleforge.topologies.stored import StoredPlan, plan_stored, wire_stored
@@ -67,6 +67,11 @@ class Pairing:
     topology: Topology
     resolve_defaults: Callable[[Any, EnvSpec], Any]
     reason: Callable[[Any, Any, EnvSpec], str]
+
+    def resolved(self, config: Any, spec: EnvSpec) -> Any:
+        """Return the config of a run in the environment of ``spec`` with its unset fields resolved.
+        Raises ConfigError for settings that the environment cannot have."""
+        return self.resolve_defaults(one_row_each(config, spec), spec)
 
     def plan(self, config: Any, spec: EnvSpec, device: str) -> Any:
         """Return the sizes of a run. Raises ConfigError if it is not possible."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from sampleforge.algorithms.config import LearnerConfig
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout
 from sampleforge.rollouts.slots import SlotShape
@@ -24,6 +24,8 @@ from sampleforge.runtime.machine import (
 )
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, SamplingConfig, SlotsRunConfig
+
+C = TypeVar("C")
 
 LEAST_LIMIT = 100
 """Least value of an automatic limit, in versions; Sample Factory's default."""
@@ -246,6 +248,30 @@ class Plan(SamplerPlan):
     def shared_bytes(self) -> int:
         """Shared memory for the experience of one policy."""
         return self.slot_bytes
+
+
+def one_row_each(config: C, spec: EnvSpec) -> C:
+    """Return ``config`` with one env row for each worker or rank, if a process can have no second
+    one. Raises ConfigError if more are asked for, or if the process of a serial run would have
+    more."""
+    if not spec.one_per_process or not isinstance(config, SamplingConfig):
+        return config
+    why = f"a process can have one {spec.env_id} only, as its probe has found"
+    for name in ("num_envs_per_worker", "num_splits"):
+        if (rows := getattr(config, name) or 1) > 1:
+            raise ConfigError(
+                f"{typed(name, rows)}: {why}; leave it out, and have more rows by more workers "
+                "(--num-workers, with ranks --num-ranks)"
+            )
+    beside = [("num_workers", config.num_workers)] if (config.num_workers or 1) > 1 else []
+    if config.evaluate_interval is not None:
+        beside.append(("evaluate_interval", config.evaluate_interval))
+    if config.serial and beside:
+        raise ConfigError(
+            f"--serial {typed(*beside[0])}: {why}, and with --serial all workers are in one; leave "
+            "out one of the two"
+        )
+    return replace(config, num_envs_per_worker=1)
 
 
 def plan_sampler(

@@ -14,6 +14,7 @@ from sampleforge.env.games import OF_TYPE, Games, means_of_types, types_of_seats
 from sampleforge.env.place import EVALUATOR_STREAM, Place, row_seeds
 from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.vector import Array, EnvVector, StepOut, own_outputs
+from sampleforge.spec import EnvSpec
 from sampleforge.workers.config import EVALUATION_ROWS
 
 MAX_ROWS = EVALUATION_ROWS
@@ -65,20 +66,29 @@ class PlayedEpisode(NamedTuple):
 
 class EvaluationPart(NamedTuple):
     """The part of an evaluation that ``evaluator`` (from 0) of ``evaluators`` plays: some of the
-    env rows, with the seeds and the episodes that these rows have if one evaluator plays all."""
+    env rows, ``most_rows`` at most, with the seeds and the episodes that these rows have if one
+    evaluator plays all."""
 
     evaluator: int = 0
     evaluators: int = 1
+    most_rows: int = MAX_ROWS
+
+    @classmethod
+    def of(cls, spec: EnvSpec | None, evaluator: int = 0, evaluators: int = 1) -> EvaluationPart:
+        """Return the part in an environment of which each process may be able to have one only
+        (None: not known)."""
+        alone = spec is not None and spec.one_per_process
+        return cls(evaluator, evaluators, evaluators if alone else MAX_ROWS)
 
     def rows(self, episodes: int) -> range:
         """Return the part's rows of an evaluation of so many episodes."""
-        rows = min(MAX_ROWS, episodes)
+        rows = min(self.most_rows, episodes)
         begin, end = (rows * i // self.evaluators for i in (self.evaluator, self.evaluator + 1))
         return range(begin, end)
 
     def episodes(self, episodes: int) -> int:
         """Return the number of the part's episodes."""
-        each, more = divmod(episodes, min(MAX_ROWS, episodes))
+        each, more = divmod(episodes, min(self.most_rows, episodes))
         return sum(each + (row < more) for row in self.rows(episodes))
 
     def seed(self, seed: int) -> int:

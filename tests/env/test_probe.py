@@ -88,6 +88,15 @@ def test_what_training_can_work_with_is_a_warning(kwargs: Any, warning: str) -> 
     assert not told or re.search(warning, told[0])
 
 
+@pytest.mark.parametrize(("where", "verb"), [("init", "created"), ("reset", "reset")])
+def test_a_process_that_can_have_one_row_only_is_no_error(where: str, verb: str) -> None:
+    told = list[str]()
+    spec = probe(config("LonelyEnv", where=where), told.append)
+    assert spec.one_per_process and not probe(config("CodeEnv")).one_per_process
+    (text,) = told
+    assert f"could not be {verb} (ValueError: deliberate: one per process)" in text
+
+
 @pytest.mark.parametrize("raises", ["ValueError", "SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize(
     ("where", "stage"), [("init", "created"), ("reset", "reset"), ("step", "stepped")]

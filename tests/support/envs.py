@@ -125,6 +125,30 @@ class RaisingEnv(CodeEnv):
         return super().step(action)
 
 
+class LonelyEnv(CodeEnv):
+    """Raises ValueError in the constructor, or in reset (``where``), as long as another one in the
+    process is not closed; as emulators do."""
+
+    open_ones = 0
+
+    def __init__(self, where: str = "init", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.where = where
+        self.check("init")
+        LonelyEnv.open_ones += 1
+
+    def check(self, where: str) -> None:
+        if self.where == where and LonelyEnv.open_ones > (where != "init"):
+            raise ValueError("deliberate: one per process")
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        self.check("reset")
+        return super().reset(seed=seed, options=options)
+
+    def close(self) -> None:
+        LonelyEnv.open_ones -= 1
+
+
 class HangingEnv(CodeEnv):
     """Sleeps for ever: in "init", "reset", or "step" (``where``), there at step ``after``; with
     ``alone``, only the first env of a process."""

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import runpy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sampleforge.config import ConfigError
 from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import acting_device
 from sampleforge.topologies.config import (
+    ApexConfig,
     AppoConfig,
     DdppoConfig,
     MarwilConfig,
+    PqnConfig,
     SacConfig,
     Td3Config,
 )
 from sampleforge.topologies.critics_defaults import resolve_defaults as resolve_critics
 from sampleforge.topologies.devices import member_devices
 from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.sampler_plan import choose_precision, run_device
+from sampleforge.workers.episode_player import EvaluationPart
 from tests.support import REPO
 from tests.support.pairings import plan_of
 
@@ -55,6 +61,35 @@ def test_auto_takes_a_gpu_for_images_only_and_ranks_are_gpus():
             if gpus:
                 asked = AppoConfig(env="X-v0", device="cuda:0")
                 assert run_device(asked, plans.VECTORS) == "cuda:0"
+
+
+def test_where_a_process_can_have_one_row_only_each_worker_has_one():
+    alone = dataclasses.replace(plans.VECTORS, one_per_process=True)
+    with assumed(plans.machine(4, 0)):
+        for make in (AppoConfig, ApexConfig, PqnConfig):
+            config = pairing(make(env="X-v0")).resolved(make(env="X-v0"), alone)
+            plan = plan_of(config, alone)
+            assert (plan.num_workers, plan.num_splits, plan.rows) == (4, 1, 1), make
+    assert EvaluationPart.of(alone, 1, 3).rows(20) == range(1, 2)
+    assert EvaluationPart.of(alone, 1, 3).episodes(20) == 7
+    assert len(EvaluationPart.of(plans.VECTORS).rows(20)) == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"num_envs_per_worker": 2}, "--num-envs-per-worker 2: .*more workers"),
+        ({"num_splits": 2}, "--num-splits 2: .*more workers"),
+        ({"serial": True, "evaluate_interval": 100}, "--serial --evaluate-interval 100: "),
+        ({"serial": True, "num_workers": 2}, "--serial --num-workers 2: "),
+    ],
+)
+def test_more_rows_than_a_process_can_have_are_refused(given, answer):
+    alone = dataclasses.replace(plans.VECTORS, one_per_process=True)
+    config = AppoConfig(env="X-v0", **given)
+    with pytest.raises(ConfigError, match=answer):
+        pairing(config).resolved(config, alone)
+    pairing(config).resolved(config, plans.VECTORS)
 
 
 @pytest.mark.parametrize("make", [SacConfig, Td3Config])

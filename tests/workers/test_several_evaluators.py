@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge import evaluation
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.place import row_seeds
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.folder.trust import Trust
 from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.records import (
@@ -387,6 +389,23 @@ def test_settings_of_evaluations_that_have_no_meaning_are_refused(
     usual: dict[str, Any] = {"env": "x", "evaluate_interval": 300, "evaluate_episodes": 5}
     with pytest.raises(ConfigError, match=answer):
         AppoConfig(**{**usual, **given})
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_workers_and_evaluators_have_one_row_each_where_a_process_can_have_one(
+    tmp_path: Path,
+) -> None:
+    result = train(
+        AppoConfig(
+            **{**COMMON, "num_workers": 2, "train_for_env_steps": 600},
+            env="tests.support.envs:LonelyEnv",
+            num_evaluators=2,
+            run_dir=str(tmp_path / "run"),
+        )
+    )
+    assert result.summary["env_steps"] >= 600
+    trust = Trust(everything=True)
+    assert evaluation.evaluate(tmp_path / "run", episodes=3, trust=trust)["episodes"] == 3
 
 
 @pytest.mark.long

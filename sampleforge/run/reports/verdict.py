@@ -168,7 +168,7 @@ class BenchmarkContext:
     also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
     ``bf16_may_pay``: observations are images, and the device has instructions for bfloat16;
     ``max_policy_lag``: None if experience of any age is learned from; ``num_replay_shards``: those
-    of each policy, 0 without a replay."""
+    of each policy, 0 without a replay; ``one_per_process``: a worker can have one env row only."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -189,6 +189,7 @@ class BenchmarkContext:
     sync_fraction: float = 1.0
     max_policy_lag: int | None = None
     num_replay_shards: int = 0
+    one_per_process: bool = False
 
     @property
     def waits_for_more(self) -> bool:
@@ -225,6 +226,7 @@ class BenchmarkContext:
             sync_fraction=has.get("sync_fraction", 1.0),
             max_policy_lag=groups[0].max_policy_lag,
             num_replay_shards=has.get("num_replay_shards", 0),
+            one_per_process=spec.one_per_process,
         )
 
 
@@ -352,6 +354,7 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[st
     more_envs = f"--num-envs-per-worker {2 * context.num_envs_per_worker}"
     workers = context.num_workers + max(1, int(idle_cores))
     more_workers = f"--num-ranks {workers}" if context.ranks else f"--num-workers {workers}"
+    several = not context.one_per_process
     more_rows = more_envs if context.ranks else f"--batch-size {2 * context.batch_size}"
     bf16 = context.bf16_may_pay and context.precision == "fp32"
     half_epochs = f"--num-epochs {context.num_epochs // 2}"
@@ -362,32 +365,35 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[st
     more_shards = f"--num-replay-shards {context.num_replay_shards + 1}"
     rules = {
         "env step": [(spare, more_workers)],
-        "gather": [(to_inline, "--inference inline"), (True, more_envs)],
+        "gather": [(to_inline, "--inference inline"), (several, more_envs)],
         "forward": [
             (bf16, "--precision bf16"),
             (not inline and not cpu, f"--num-policy-workers {context.num_policy_workers + 1}"),
             (not inline and cpu, "--inference inline"),
             (inline and spare, more_workers),
-            (True, more_envs),
+            (several, more_envs),
         ],
-        "bookkeeping": [(True, more_envs), (inline and context.num_splits > 1, "--num-splits 1")],
+        "bookkeeping": [
+            (several, more_envs),
+            (inline and context.num_splits > 1, "--num-splits 1"),
+        ],
         "hand-over": [
             (context.waits_for_more, f"--sync-fraction {context.sync_fraction / 2:g}"),
-            (context.num_splits == 1 and not context.ranks, "--num-splits 2"),
+            (several and context.num_splits == 1 and not context.ranks, "--num-splits 2"),
             (to_inline, "--inference inline"),
-            (True, more_envs),
+            (several, more_envs),
         ],
         "insert": [(spare, more_shards)],
         "draw": [(spare, more_shards)],
-        "batch": [(True, more_envs)],
+        "batch": [(several, more_envs)],
         "learn": [
             (context.num_epochs > 1, half_epochs),
             (larger, f"--minibatch-size {minibatch}"),
             (cpu and spare, f"--learner-threads {context.learner_threads + 1}"),
             (bf16, "--precision bf16"),
-            (True, more_rows),
+            (several or not context.ranks, more_rows),
         ],
-        "publish": [(True, more_rows)],
+        "publish": [(several or not context.ranks, more_rows)],
     }
     flags = [flag for applies, flag in rules[stage] if applies]
     if context.synchronous and not context.sampler_only and not context.ranks:

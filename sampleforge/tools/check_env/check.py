@@ -33,9 +33,9 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProg
     MissingMainGuard is raised, see `probe`.
     """
     yield CheckProgress(0.0, "the probe")
-    began, not_closed = monotonic(), list[str]()
+    began, warned, not_closed = monotonic(), list[str](), list[str]()
     try:
-        spec = probe(config, lambda text: None, not_closed.append)  # the play finds the rest
+        spec = probe(config, warned.append, not_closed.append)  # the play finds the rest
     except EnvProbeError as error:
         yield _failed("start", "in the probe, with which every training begins,", error)
         return
@@ -44,10 +44,13 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProg
         yield Finding("warning", "closing", fault, remedy)
     rows = f", {spec.num_seats} agents" if spec.num_seats > 1 else ""
     protocol = f"; {spec.protocol}" if spec.protocol else ""
-    text = f"2 rows{rows} were made, reset and stepped in {human_time(monotonic() - began)}"
+    made = "1 row was" if spec.one_per_process else f"2 rows{rows} were"
+    text = f"{made} made, reset and stepped in {human_time(monotonic() - began)}"
     yield Finding("ok", "start", f"{text}{protocol}")
+    if spec.one_per_process:
+        yield Finding("note", "rows", warned[0])
     progress = CheckProgress(0.0, "starting")
-    options = {"seconds": seconds, "closes": not not_closed}
+    options = {"seconds": seconds, "closes": not not_closed, "several": not spec.one_per_process}
     try:
         for message in child_messages(config, CHECK, **options):
             if "finding" in message:

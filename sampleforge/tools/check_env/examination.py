@@ -70,21 +70,35 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Command lines of processes that Python starts once and keeps until it ends."""
 
 
-def examine(config: EnvConfig, tell: Tell, *, seconds: float, closes: bool = True) -> None:
+def examine(
+    config: EnvConfig, tell: Tell, *, seconds: float, closes: bool = True, several: bool = True
+) -> None:
     """Play for about ``seconds`` in all, and tell the findings, {"finding": ...}, and the progress,
     {"progress": fraction, "doing": text}. Raises the environment's exceptions, if it cannot be
     started or repeated; those of the long play are findings. ``closes``: False if the environments
-    are not to be closed, because that is known to end or stop the process."""
-    Examination(replace(config, decorrelate=False), seconds, tell, closes=closes).run()
+    are not to be closed, because that is known to end or stop the process. ``several``: a process
+    can have several of them."""
+    most_rows = MOST_ROWS if several else 1
+    Examination(
+        replace(config, decorrelate=False), seconds, tell, most_rows=most_rows, closes=closes
+    ).run()
 
 
 class Examination:
-    """One examination of ``config``. ``seconds``: how long it may play."""
+    """One examination of ``config``. ``seconds``: how long it may play; ``most_rows``: how many
+    environments may exist at a time."""
 
     def __init__(
-        self, config: EnvConfig, seconds: float, tell: Tell, *, closes: bool = True
+        self,
+        config: EnvConfig,
+        seconds: float,
+        tell: Tell,
+        *,
+        most_rows: int = MOST_ROWS,
+        closes: bool = True,
     ) -> None:
         self._config = config
+        self._most_rows = most_rows
         self._closes = closes
         self._seconds = seconds
         self._tell = tell
@@ -219,7 +233,7 @@ class Examination:
             length / 2 / max(1e-9, played.steps.quantile(0.5)),
             0.5 * memory_available() / max(1.0, rss),
         )
-        rows = max(1, int(min(MOST_ROWS, *limits)))
+        rows = max(1, int(min(self._most_rows, *limits)))
         before = self._rss(self._children())
         play = RandomPlay(self._config, rows, seed=2)
         play.reset()

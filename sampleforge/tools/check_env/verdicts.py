@@ -464,7 +464,8 @@ def throughput(speed: Speed, cores: int, played: Played) -> Finding:
     """Describe the env steps per second of many rows in one process, and what they mean."""
     million = 1e6 / speed.per_s
     text = (
-        f"{speed.per_s:,.0f} env steps/s in one process with {speed.rows} rows: 1M env steps take "
+        f"{speed.per_s:,.0f} env steps/s in one process with {speed.rows} "
+        f"row{'s' * (speed.rows > 1)}: 1M env steps take "
         f"at least {human_time(million)} there, {human_time(million / cores)} on {cores} cores"
     )
     values = {"env_steps_per_s": speed.per_s, "waiting": waiting(played)}

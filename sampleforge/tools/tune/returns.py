@@ -130,7 +130,7 @@ def _planned(config: Any, spec: EnvSpec) -> tuple[Any, int]:
     """Return a config with its defaults resolved, and its batch size. Raises ConfigError if it
     cannot run."""
     chosen = pairing(config)
-    resolved = chosen.resolve_defaults(config, spec)
+    resolved = chosen.resolved(config, spec)
     plan = chosen.plan(resolved, spec, run_device(config, spec))
     return resolved, int(plan.batch_size)
 
