@@ -73,7 +73,7 @@ def parse_config(args: Sequence[str]) -> CheckEnvConfig:
         args = ["--env", *args]
     cls = CheckEnvConfig
     kind = flags.config_flags(cls, flags.unchecked(cls)(), [])
-    parsed = flags.parse(kind, flags.with_values(cls, args), "sampleforge check-env", TEXT)
+    parsed = flags.parse_shown(kind, flags.with_values(cls, args), "sampleforge check-env", TEXT)
     config = from_plain(cls, flags.config_values(cls, parsed), "command line")
     if not config.env:
         raise ConfigError(

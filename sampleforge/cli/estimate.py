@@ -21,13 +21,13 @@ class EstimateFlags(TrustFlags):
     """Folder of the run whose policy's return is estimated."""
     dataset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET")]
     """Dataset with the log-probabilities of its actions, as --record or `sampleforge record
-    --explore` write it: a folder, or the name of a local dataset of Minari."""
+    --stochastic` write it: a folder, or the name of a local dataset of Minari."""
     gamma: float = 1.0
     """Discount of the return per env step, 0 to 1 (1: the return that `sampleforge eval`
     prints)."""
-    greedy: bool = False
-    """Estimate the policy that takes the most likely actions, as `sampleforge eval` does by
-    default; off: the policy that samples its actions (eval --stochastic)."""
+    stochastic: bool = True
+    """Estimate the policy that samples its actions, as in training; off: the one that takes the
+    most likely actions, as `sampleforge eval` does by default."""
     doubly_robust: bool = True
     """Make the doubly robust estimate, too, for which a Q-function is fitted to the data."""
     max_ratio: float | None = None
@@ -73,7 +73,7 @@ def run(args: Sequence[str]) -> int:
     out = None if flags.out is None else check_out(flags.out)
     rule = EstimationRule(
         gamma=flags.gamma,
-        greedy=flags.greedy,
+        greedy=not flags.stochastic,
         doubly_robust=flags.doubly_robust,
         max_ratio=flags.max_ratio,
         level=flags.level,

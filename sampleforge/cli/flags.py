@@ -12,10 +12,11 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -23,7 +24,7 @@ import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
-from sampleforge.config import ConfigError, in_yaml, to_plain, whole_number
+from sampleforge.config import ConfigError, in_yaml, nearest, to_plain, whole_number
 
 Scalar = str | int | float | bool
 
@@ -47,7 +48,8 @@ def json_value(word: str) -> Any:
         try:
             return yaml.safe_load(word)
         except yaml.YAMLError as error:
-            raise ValueError(f"{word} is no list or dict in YAML: {error}") from error
+            why = getattr(error, "problem", error)
+            raise ValueError(f"{word} is no list or dict in YAML: {why}") from error
     return None if word in ("null", "~") else scalar(word)
 
 
@@ -92,10 +94,93 @@ _MARKERS = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 def parse(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
     """Return the flags ``cls``, a dataclass, parsed from a command line.
 
-    Raises SystemExit with 0 after --help, and with 2 for an unknown flag, after printing the
-    nearest one.
+    Raises SystemExit with 0 after --help, and ConfigError for flags and values that it has not.
     """
-    return tyro.cli(cls, args=list(args), prog=prog, description=description, config=_MARKERS)
+    hints, texts = typing.get_type_hints(cls, include_extras=True), dict[str, str]()
+    for base in filter(dataclasses.is_dataclass, cls.__mro__):  # the command's own flags first
+        texts |= {name: text for name, text in _docs(base).items() if name not in texts}
+    defaults = {f.name: _default(f) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = sorted(defaults, key=[*texts].index)
+    shown = [_flag(name, hints[name], texts[name], defaults[name]) for name in names]
+    kind = dataclasses.make_dataclass(cls.__name__, shown, frozen=True, kw_only=True)
+    values: Any = parse_shown(kind, with_values(cls, args), prog, description)
+    return cls(**{name: getattr(values, name) for name in names})
+
+
+def parse_shown(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
+    """Return a class of `config_flags` parsed from a command line; the errors are those of
+    `parse`."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            parsed, unknown = tyro.cli(
+                cls,
+                args=list(args),
+                prog=prog,
+                description=description,
+                config=_MARKERS,
+                return_unknown_args=True,
+            )
+    except SystemExit as end:
+        if end.code:
+            raise ConfigError(_told(printed.getvalue())) from None
+        raise
+    if unknown:
+        raise ConfigError(_unknown(unknown, flag_names(cls), prog))
+    return parsed
+
+
+def _told(box: str) -> str:
+    """Return what tyro says of a value in a box, in the words of our own errors."""
+    text = " ".join(line.strip("│ ") for line in box.splitlines()[1:] if line.strip("│ "))
+    said = next(part.strip() for part in re.split("[─-]{5,}", text) if part.strip())
+    if found := re.match(r"Missing value for argument '(.*?)'\. Expected (\d+) ", said):
+        return f"{found[1]}: needs {'a value' if found[2] == '1' else found[2] + ' values'}"
+    if found := re.match(r"invalid choice '(.*?)' for argument '(.*?)'.* one of \((.*)\)", said):
+        choices = [word.strip("' ") for word in found[3].split(",")]
+        wanted = ", ".join(word for word in choices if word not in ("", "None"))
+        return f"{found[2]} {found[1]}: must be one of {wanted}"
+    if found := re.match(r"Missing from (.*?): (.*) \(required\)", said):
+        return f"`{found[1]}` needs {re.split(r' [A-Z][a-z]', found[2])[0]} (--help says more)"
+    kinds = {"INT": "a whole number", "FLOAT": "a number", "FLOAT|{None,sign}": "a number or sign"}
+    placeholder = re.search(r"Argument helptext:\s+--\S+ (\S+)", text)
+    found = re.match(
+        r"Error parsing (--[^:/]+).*?: (?:no type matching|invalid literal|could not convert)"
+        r".*'(.*?)'",
+        said,
+    )
+    if placeholder and found:
+        choices = placeholder[1].strip("{}[").split(",")
+        wanted = kinds.get(placeholder[1]) or f"one of {', '.join(choices)}"
+        return f"{found[1]} {found[2]}: must be {wanted}"
+    return said.removeprefix("Error parsing ")
+
+
+def _unknown(words: Sequence[str], names: Collection[str], prog: str) -> str:
+    """Return the error for words of a command line that no flag takes."""
+    flag = next((word for word in words if word.startswith("--")), None)
+    if flag is None:
+        return f"{words[0]} belongs to no flag; `{prog} --help` lists them"
+    name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
+    near = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in names else nearest(name, names, 1)
+    lists = f"`{prog} --help{'-all' if 'help-all' in names else ''}` lists the flags."
+    hint = f"Did you mean --{near[0]}?" if near else lists
+    return f"Unknown flag --{name}. {hint}"
+
+
+def flag_names(cls: type[Any], prefix: str = "") -> set[str]:
+    """Return the names of the flags of a class of `config_flags`, without dashes in front."""
+    names = {"help"} - {prefix}
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        kind, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        flag = f"{prefix}{name.replace('_', '-')}"
+        if dataclasses.is_dataclass(kind):
+            below = "" if tyro.conf.OmitArgPrefixes in marks else f"{flag}."
+            names |= flag_names(typing.cast("type[Any]", kind), below)
+        else:
+            off = f"{prefix}no-{name.replace('_', '-')}"
+            names |= {flag, off} if bool in (kind, *typing.get_args(kind)) else {flag}
+    return names
 
 
 OTHER_NAMES = {
@@ -115,8 +200,14 @@ OTHER_NAMES = {
     "buffer-size": "replay-capacity",
     "workers": "num-workers",
     "env-id": "env",
+    "deterministic": "no-stochastic",
+    "explore": "stochastic",
+    "greedy": "no-stochastic",
+    "evaluation-env": "evaluate-env",
+    "evaluation-env-kwargs": "evaluate-env-kwargs",
+    "evaluation-function": "evaluate-function",
 }
-"""Name of a flag in other libraries -> name of the same flag here."""
+"""Name of a flag in other libraries, or in earlier versions -> name of the same flag here."""
 
 NOT_WITH = {
     "ddppo": dict.fromkeys(
@@ -149,7 +240,7 @@ def check_known(
             of = f"{', '.join(others)} and {last}" if others else last
             raise ConfigError(
                 f"--{name} is a flag of {of}; {why} "
-                f"(sampleforge train {algo} --help lists its flags)"
+                f"(sampleforge train {algo} --help-all lists its flags)"
             )
 
 
@@ -259,6 +350,27 @@ def unchecked(cls: type[Any]) -> type[Any]:
     return dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
 
 
+TITLES = {
+    "env": "environment",
+    "init": "fine-tuning",
+    "record": "recording",
+    "evaluator": "evaluation",
+    "workers": "worker process",
+    "sampler": "sampling",
+    "policies": "self-play and several-policies",
+    "rules": "population rule",
+    "pbt": "population",
+    "process": "learner process",
+    "learners": "several-learners",
+    "learner": "learning",
+    "input": "recorded-data",
+    "heads": "Q-network",
+    "dqn": "Q-learning",
+    "stored": "batch",
+}
+"""What the help calls the flags of a part, before the word options: its name, if not named here."""
+
+
 def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[Any]:
     """Return the flags of a config class: ``first``, then a group per part. ``defaults`` has the
     fields of ``cls``."""
@@ -267,13 +379,44 @@ def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[
     missing = {field.name for field in dataclasses.fields(cls)} - covered
     assert not missing, f"{cls.__name__} has fields in no part, which no flag would set: {missing}"
     for part in parts:
-        group = _group(part, defaults)
-        without_prefix = Annotated[(group, tyro.conf.OmitArgPrefixes)]  # type: ignore[valid-type]
-        groups.append((_title(part), without_prefix, _field(group())))
+        group = dataclasses.make_dataclass(
+            part.__name__, _own_flags(part, defaults).values(), frozen=True
+        )
+        groups.append(_titled(_title(part), TITLES.get(_title(part), _title(part)), group))
     for name, kind in _nested(cls).items():
-        group = _group(kind, getattr(defaults, name), f"{name}.")
+        flags = _own_flags(kind, getattr(defaults, name), f"{name}.").values()
+        group = dataclasses.make_dataclass(kind.__name__, flags, frozen=True)
         groups.append((name, group, _field(group())))
     return dataclasses.make_dataclass("Flags", groups, frozen=True)
+
+
+def chosen_flags(
+    cls: type[Any], defaults: Any, first: Sequence[Field], chosen: Mapping[str, str]
+) -> type[Any]:
+    """Return some flags of a config class, to be shown as help: those of ``chosen``, which are the
+    names of fields by the title of their group. The title is empty for the group that ``first``
+    comes at the end of, and the name of the field for those of a nested class. Names that ``cls``
+    has not are left out."""
+    flags = {k: v for part in _parts(cls) for k, v in _own_flags(part, defaults).items()}
+    nested, groups = _nested(cls), list[Field]()
+    for number, (title, names) in enumerate(chosen.items()):
+        is_nested = title in nested
+        of = (
+            _own_flags(nested[title], getattr(defaults, title), f"{title}.") if is_nested else flags
+        )
+        fields = [of[name] for name in names.split() if name in of]
+        group = dataclasses.make_dataclass(f"Group{number}", fields, frozen=True)
+        if is_nested:
+            groups.append((title, group, _field(group())))
+        elif fields:
+            groups += [_titled(f"group_{number}", title, group)] if title else [*fields, *first]
+    return dataclasses.make_dataclass("Flags", groups, frozen=True)
+
+
+def _titled(name: str, title: str, group: type[Any]) -> Field:
+    """Return the field of a group of flags without a prefix."""
+    marks = tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=title)
+    return name, Annotated[(group, *marks)], _field(group())
 
 
 def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
@@ -314,26 +457,30 @@ def _title(part: type[Any]) -> str:
     return words[-1].lower()
 
 
-def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
+def _own_flags(part: type[Any], defaults: Any, prefix: str = "") -> dict[str, Field]:
     """Return the flags of one part: its own fields, with their docstrings as help. ``prefix``: the
     beginning of the flags' names."""
     hints, docs = typing.get_type_hints(part), _docs(part)  # type: ignore[arg-type]
-    fields: list[Field] = []
-    for name in inspect.get_annotations(part):
-        if typing.get_origin(hints[name]) is typing.ClassVar:
-            continue
-        default = getattr(defaults, name)
-        shown = _shown(docs.get(name, ""), default)
-        marks: list[Any] = [tyro.conf.arg(metavar=_metavar(hints[name]), **shown)]
-        if _is_optional_switch(hints[name]):
-            # `with_values` gives both flags their value; the help shows an alias first.
-            on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
-            marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
-        if _takes_pairs(hints[name]):
-            marks.append(KEY_JSON if typing.get_args(hints[name])[-1] is Any else KEY_VALUES)
-        hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]
-        fields.append((name, hint, _field(getattr(defaults, name))))
-    return dataclasses.make_dataclass(part.__name__, fields, frozen=True)
+    return {
+        name: _flag(name, hints[name], docs.get(name, ""), getattr(defaults, name), prefix)
+        for name in inspect.get_annotations(part)
+        if typing.get_origin(hints[name]) is not typing.ClassVar
+    }
+
+
+def _flag(name: str, hint: Any, text: str, default: Any, prefix: str = "") -> Field:
+    """Return the field of a flag. ``hint`` may have marks of tyro, which hold."""
+    kind, *given = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    shown = _shown(text, default)
+    marks: list[Any] = [tyro.conf.arg(metavar=_metavar(kind), **shown)]
+    if _is_optional_switch(kind):
+        # `with_values` gives both flags their value; the help shows an alias first.
+        on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
+        marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
+    if _takes_pairs(kind) and not given:
+        marks.append(KEY_JSON if typing.get_args(kind)[-1] is Any else KEY_VALUES)
+    field = dataclasses.field() if default is dataclasses.MISSING else _field(default)
+    return name, Annotated[(kind, *marks, *given)], field
 
 
 def _takes_pairs(hint: Any) -> bool:
@@ -344,11 +491,14 @@ def _takes_pairs(hint: Any) -> bool:
 def _shown(text: str, default: Any) -> dict[str, Any]:
     """Return the help of a flag as arguments of `tyro.conf.arg`: its text, and its default unless
     the text has it or there is none."""
+    if default is dataclasses.MISSING:
+        return {"help": text}
     if default in (None, "", {}, ()) or ("(default:" in text and default is None):
         return {"help": text, "help_behavior_hint": ""}
+    text = re.sub(r" \(default: [^)]*\)", "", text)
     if isinstance(default, bool):
         return {"help": text, "help_behavior_hint": f"(default: {'on' if default else 'off'})"}
-    return {"help": re.sub(r" \(default: [^)]*\)", "", text)}
+    return {"help": text}
 
 
 def _metavar(hint: Any) -> str | None:

@@ -19,7 +19,7 @@ class RecordFlags(PlayFlags):
     out: str | None = None
     """Folder of the dataset, in Minari's format; the episodes follow those that it has (default:
     dataset in the run folder)."""
-    explore: bool = False
+    stochastic: bool = False
     """Sample the actions, as in training, and record their log-probabilities, which estimates of
     other policies need; off: take the most likely actions."""
 
@@ -37,7 +37,7 @@ def run(args: Sequence[str]) -> int:
     folder = Path(flags.out) if flags.out else Path(flags.run_dir) / "dataset"
     recorder = PlayRecorder(folder.absolute(), config.algo, squashed=config.model.squash_actions)
     try:
-        result = play(flags, "record", stochastic=flags.explore, recorder=recorder)
+        result = play(flags, "record", stochastic=flags.stochastic, recorder=recorder)
     except (CheckpointError, OSError) as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1

@@ -24,6 +24,29 @@ from sampleforge.topologies import config_classes
 from sampleforge.topologies.config import ALGOS
 from sampleforge.topologies.config_classes import algorithm_names
 
+EVERYDAY = {
+    "": "env env_kwargs input",
+    "run": "train_for_env_steps train_for_seconds stop run_dir resume seed device init_from",
+    "learning": "learning_rate gamma batch_size minibatch_size num_epochs rollout gae_lambda "
+    "clip_ratio exploration_coeff epsilon_env_steps replay_capacity learning_starts "
+    "samples_per_insert updates_per_env_step n_step normalise_returns reward_scale "
+    "advantage_exponent",
+    "model": "encoder hidden_sizes core normalise_observations",
+    "speed": "num_workers num_envs_per_worker async_rl num_learners num_ranks benchmark",
+    "report and evaluation": "evaluate_interval evaluate_episodes track callbacks quiet serial",
+}
+"""The flags that --help shows, by the title of their group; --help-all shows all."""
+
+HELP_ALL: flags.Field = (
+    "help_all",
+    Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        tyro.conf.arg(help="Show all flags and exit.", help_behavior_hint=""),
+    ],
+    dataclasses.field(default=False),
+)
+
 
 def run(args: Sequence[str]) -> int:
     """Train; return the exit code. Raises ConfigError."""
@@ -79,9 +102,9 @@ def parse_command(algo: str, args: Sequence[str], verb: str = "train") -> tuple[
     config = from_plain(cls, flags.config_values(cls, parsed), "command line")
     if not config.env:
         raise ConfigError(
-            "There is no --env to train on; give one, for example: sampleforge train "
-            f"{algo} --env CartPole-v1 --train-for-seconds 30 (`sampleforge envs` lists them), or "
-            f"a --preset: {', '.join(preset_names(algo))}"
+            f"There is no --env to train on; give one, for example: {_example(algo, verb)} "
+            "(`sampleforge envs` lists them), or a --preset: "
+            f"{', '.join(preset_names(algo)) or f'there are none for {algo}'}"
         )
     return config, parsed.preset
 
@@ -97,19 +120,31 @@ def config_class(algo: str) -> type[Any]:
 
 
 def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str], verb: str) -> Any:
-    presets = ", ".join(preset_names(algo))
     first = [
-        _file_flag("preset", f"Start from the settings of a preset; one of: {presets}."),
+        _file_flag(
+            "preset", "Start from the settings of a preset (`sampleforge presets` lists them)."
+        ),
         _file_flag(
             "config", "YAML file of settings; it overrides the preset, and flags override it."
         ),
+        HELP_ALL,
     ]
-    description = (
-        f"{cls.__doc__}\n\nFor example: sampleforge train {algo} --env CartPole-v1 "
-        "--train-for-seconds 30"
-    )
+    text = f"{cls.__doc__}\n\nFor example: {_example(algo, verb)}"
+    prog = f"sampleforge {verb} {algo}"
+    if {"-h", "--help"} & {*args}:
+        kind = flags.chosen_flags(cls, defaults, first, EVERYDAY)
+        return flags.parse_shown(kind, ["--help"], prog, text)
+    if "--help-all" in args:
+        args = ["--help"]
     kind = flags.config_flags(cls, defaults, first)
-    return flags.parse(kind, args, f"sampleforge {verb} {algo}", description)
+    return flags.parse_shown(kind, args, prog, text)
+
+
+def _example(algo: str, verb: str) -> str:
+    """Return a command that an algorithm can run."""
+    data = "--input DATASET " if algo == "marwil" else ""
+    env = "Pendulum-v1" if algo in ("sac", "td3") else "CartPole-v1"
+    return f"sampleforge {verb} {algo} {data}--env {env} --train-for-seconds 30"
 
 
 def _file_flag(name: str, text: str) -> flags.Field:

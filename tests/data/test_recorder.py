@@ -206,7 +206,7 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
     assert (
         main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, "--serial", *small]) == 0
     )
-    for explore in ([], ["--explore"]):
+    for explore in ([], ["--stochastic"]):
         capsys.readouterr()
         assert (
             main(["record", run, "--episodes", "5", "--out", str(data), "--quiet", *explore]) == 0

@@ -36,8 +36,8 @@ class AppoLossConfig(Checked):
     """Bonus that keeps the policy random: its entropy, or the symmetric KL to the uniform
     policy."""
     exploration_coeff: float | None = None
-    """Weight of that bonus, at least 0 (default: 0.003; with --no-async-rl 0 for Box actions, 0.01
-    for images)."""
+    """Weight of the bonus of --exploration, at least 0 (default: 0.003; with --no-async-rl 0 for
+    Box actions, 0.01 for images)."""
     exploration_schedule: Literal["constant", "linear"] = "constant"
     """linear: the weight of the bonus falls to zero at the stop condition."""
     noise_correlation: float = 0.7

@@ -57,8 +57,8 @@ def action_probabilities(
     layout = action_layout(specs)
     if greedy and layout.num_boxes:
         raise ConfigError(
-            "--greedy: the most likely Box action has no density, so no recorded action says "
-            "anything about it; leave out --greedy to estimate the policy that samples"
+            "--no-stochastic: the most likely Box action has no density, so no recorded action "
+            "says anything about it; leave it out to estimate the policy that samples"
         )
     parameters = _parameters(model, obs, lengths)
     generator = torch.Generator().manual_seed(seed)

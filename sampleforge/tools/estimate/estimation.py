@@ -167,7 +167,7 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
             f"were shortened by --decorrelate, {len(beside_cut)} began while one of these was "
             f"going on, and in {len(dependent)} the actions were not drawn independently "
             f"({_NOT_INDEPENDENT}); record a longer training, or the policy with `sampleforge "
-            "record --explore`"
+            "record --stochastic`"
         )
     return SortedOut(
         weighable,
@@ -214,7 +214,7 @@ def _why_no_log_probs(data: OfflineDataset) -> str:
             "record it with the same setting"
         )
     else:
-        reason = "they were not recorded; use --record, or `sampleforge record --explore`"
+        reason = "they were not recorded; use --record, or `sampleforge record --stochastic`"
     return f"{data.source} has no log-probabilities of its actions: {reason}"
 
 

@@ -63,7 +63,7 @@ def test_a_greedy_policy_takes_one_action_only() -> None:
     found = action_probabilities(model, DISCRETE, obs, taken, lengths, greedy=True, seed=0)
     assert found.log_prob.tolist() == [0.0 if each else -np.inf for each in same]
     box_obs, box = columns(BOX)
-    with pytest.raises(ConfigError, match="--greedy"):
+    with pytest.raises(ConfigError, match="--no-stochastic"):
         action_probabilities(actor_critic(BOX), BOX, box_obs, box, lengths, greedy=True, seed=0)
 
 
