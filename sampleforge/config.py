@@ -92,6 +92,10 @@ LEAST_PART = 4
 """Least length of a name that suggests the longer names which contain it."""
 
 
+GONE = {"exploration_schedule": "anneal: {exploration_coeff: linear}"}
+"""Former name of a setting -> what takes its place."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the known names that ``name`` may be a wrong spelling or a part of, best first; case
     does not matter. It is empty if none is near: an unrelated name helps less than none."""
@@ -130,7 +134,7 @@ def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") 
     for raw_key, value in values.items():
         key = str(raw_key).replace("-", "_")
         if key not in names:
-            near = nearest(key, names, 1)
+            near = [GONE[key]] if key in GONE else nearest(key, names, 1)
             hint = f". Did you mean {near[0]}?" if near else ""
             raise ConfigError(f"{source}: unknown key {raw_key!r}{hint}")
         kwargs[key] = _typed(hints[key], value, f"{source}: {raw_key}")

@@ -36,7 +36,7 @@ from sampleforge.workers.episode_player import (
     outcome,
 )
 from sampleforge.workers.evaluator import EvaluationContext, evaluation_of
-from sampleforge.workers.learner_change import LOAD, StateLoad, write_state_file
+from sampleforge.workers.learner_change import LOAD, ChangeRequest, write_state_file
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
@@ -206,8 +206,8 @@ class NewestPolicies:
         session = self._session
         number = time.time_ns() // 1000  # exact as a float64, in which learners compare it
         file = session.folder.scratch / f"load-{number}"
-        load = StateLoad(number, file, (group.max_policy_lag or 0) + 1)
-        write_state_file(load.file, dict(tensors), dict(plain))
+        load = ChangeRequest(number, file, (group.max_policy_lag or 0) + 1)
+        write_state_file(file, dict(tensors), dict(plain))
         deadline = time.monotonic() + LOAD_TIMEOUT
 
         def ask(learner: Node) -> bool:
@@ -224,7 +224,7 @@ class NewestPolicies:
                     )
                 session.work()
         finally:
-            load.file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     def _fitting(self, group: PolicyGroup, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return ``weights`` as tensors like those of a policy; see `set_weights`."""

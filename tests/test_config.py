@@ -33,7 +33,13 @@ from sampleforge.topologies.config import AppoConfig
         ({"device": "gpu"}, "--device gpu: must be auto, cpu, cuda or cuda:N"),
         ({"resume": "must"}, "there is no --run-dir"),
         ({"lr_schedule": "linear"}, "add --train-for-env-steps or --train-for-seconds"),
-        ({"exploration_schedule": "linear"}, "--exploration-schedule linear: the bonus falls"),
+        ({"anneal": {"clip_ratio": "linear"}}, "--anneal clip_ratio=linear: a schedule ends at"),
+        ({"anneal": {"gamma": "cosin:0.9:1"}}, "unknown schedule cosin. Did you mean cosine?"),
+        ({"anneal": {"gamma": "linear:0.9"}}, "must be linear or linear:FIRST:LAST"),
+        (
+            {"anneal": {"learning-rate": "linear:1:0"}, "lr_schedule": "kl_adaptive"},
+            "both are schedules of the learning rate",
+        ),
     ],
 )
 def test_settings_that_cannot_run_are_refused(fields, message):

@@ -204,12 +204,13 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
     def update(self, batch: ReplaySample, progress: float) -> Update:
         """Learn from one sample, or from this learner's part of it.
 
-        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
-        schedule. A step whose gradient is not finite is skipped and counted. The errors are the
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the
+        schedules. A step whose gradient is not finite is skipped and counted. The errors are the
         mean absolute TD errors of the critics; there are none if items are drawn uniformly."""
         for seen in batch.seen:
             self._count_observations(seen)
         self._check_frozen()
+        self._follow_schedules(progress)
         drawing, acts = self._drawing(batch), self.version % self._config.actor_interval == 0
         if self._graphed:
             metrics = dict(self._graphed[acts](drawing))
@@ -219,7 +220,7 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         scalars = to_floats(metrics)
         finite = all(math.isfinite(scalars[n]) for n in scalars if n.endswith("grad_norm"))
         taken = self._moved(acts)
-        scalars |= {**self._step_unless(not finite, progress, taken), "beta": batch.beta}
+        scalars |= {**self._step_unless(not finite, taken), "beta": batch.beta}
         if not finite:
             return Update(scalars, batch.trained)
         self._average_targets(acts)

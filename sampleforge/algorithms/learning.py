@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from sampleforge.algorithms.annealing import annealings
 from sampleforge.algorithms.averaging import Averaging
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import (
@@ -23,13 +25,12 @@ from sampleforge.algorithms.flat_parameters import (
 )
 from sampleforge.ops.masked import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather, Moments, alone
-from sampleforge.ops.schedules import linear
 from sampleforge.shared.staging import wait_for_copies
 from sampleforge.spec import EnvSpec
 
 Config = TypeVar("Config", bound="Any")
 """`LearnerConfig`, `DqnConfig`, `ImitationConfig`, or another with their ``learning_rate``,
-``lr_schedule`` and ``max_grad_norm``."""
+``lr_schedule``, ``anneal`` and ``max_grad_norm``."""
 
 
 def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -169,6 +170,10 @@ class GradientLearner(Generic[Model, Config]):
         self._frozen: list[Frozen] = []
         self._optimisers: dict[str, Optimiser] = {}
         self._learning_rate: float = config.learning_rate
+        self._annealings = annealings(config)
+        # Of what follows a schedule, the config has the present value, and this its own.
+        self._own_values = values(config, tuple(self._annealings))
+        self._scheduled: dict[str, float] = {}
         self._gather: Gather = alone if self.averaging.solo else self.averaging.all_gather
 
     def _add_optimiser(
@@ -188,10 +193,21 @@ class GradientLearner(Generic[Model, Config]):
         for frozen in self._frozen:
             frozen.check()
 
-    def _follow_schedule(self, progress: float) -> None:
-        """Set the learning rate at ``progress`` (0 to 1) of the training."""
-        if self._config.lr_schedule == "linear":
-            self._learning_rate = linear(self._config.learning_rate, progress)
+    def _follow_schedules(self, progress: float) -> None:
+        """Set what follows a schedule for the next update, at ``progress`` (0 to 1) of the
+        training."""
+        new = {name: at(progress, self._own_values[name]) for name, at in self._annealings.items()}
+        self._learning_rate = new.pop("learning_rate", self._learning_rate)
+        if new:
+            self._set_scheduled(new)
+
+    def _set_scheduled(self, new: dict[str, float]) -> None:
+        """Set the present values of other hyperparameters than the learning rate. They were checked
+        before the training, because a check of the whole config takes 0.4 ms."""
+        self._scheduled = new
+        self._config = copy.copy(self._config)
+        for name, value in new.items():
+            object.__setattr__(self._config, name, value)
 
     def _clip_gradient(self, optimiser: Optimiser) -> torch.Tensor:
         """Scale the optimiser's gradient down to ``max_grad_norm``; return the norm [] that it had,
@@ -211,20 +227,21 @@ class GradientLearner(Generic[Model, Config]):
             )
 
     def _step_unless(
-        self, skipped: bool, progress: float, optimisers: Iterable[Optimiser] | None = None
+        self, skipped: bool, optimisers: Iterable[Optimiser] | None = None
     ) -> dict[str, float]:
         """Take the step of the ``optimisers`` (None: of all), unless it is ``skipped`` because a
         gradient is not finite, and count it in any case; return what there is to report."""
-        self._follow_schedule(progress)
         if not skipped:
             for optimiser in self._optimisers.values() if optimisers is None else optimisers:
                 optimiser.step(self._learning_rate)
         self.version += 1
-        return {"learning_rate": self._learning_rate, "skipped_steps": float(skipped)}
+        rates = {"learning_rate": self._learning_rate, **self._scheduled}
+        return {**rates, "skipped_steps": float(skipped)}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
-        return values(self._config, self._changeable)
+        """Return the values that `change` can change, by name; of what follows a schedule, those
+        that it follows."""
+        return values(self._config, self._changeable) | self._own_values
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
@@ -232,6 +249,7 @@ class GradientLearner(Generic[Model, Config]):
         check_names(self.hyperparameters(), new)
         self._config = changed(self._config, self._changeable, new)
         self._learning_rate = new.get("learning_rate", self._learning_rate)
+        self._own_values |= {name: new[name] for name in self._own_values if name in new}
 
     def reseed(self, seed: int) -> None:
         """Do nothing, for a learner that draws no random numbers."""

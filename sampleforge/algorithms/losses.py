@@ -40,21 +40,13 @@ class MinibatchLosses(Protocol):
 class Loss:
     """The base of a loss of rollouts, with its settings: a function of a minibatch, which autograd
     differentiates, or, with another `of_minibatches`, gradients that it computes itself. What a
-    subclass does not override stands for: single steps, nothing scheduled, nothing that can change,
-    nothing to prepare."""
+    subclass does not override stands for: single steps, nothing that can change, nothing to
+    prepare."""
 
     @property
     def looks_along_time(self) -> bool:
         """Whether minibatches must hold whole rows even for a model without a recurrent core."""
         return False
-
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether the loss depends on the progress of the training."""
-        return False
-
-    def follow(self, progress: float) -> None:
-        """Set what is scheduled for the next update, at ``progress`` (0 to 1) of the training."""
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""

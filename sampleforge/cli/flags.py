@@ -206,6 +206,7 @@ OTHER_NAMES = {
     "evaluation-env": "evaluate-env",
     "evaluation-env-kwargs": "evaluate-env-kwargs",
     "evaluation-function": "evaluate-function",
+    "exploration-schedule": "anneal exploration-coeff=linear",
 }
 """Name of a flag in other libraries, or in earlier versions -> name of the same flag here."""
 
@@ -230,8 +231,8 @@ def check_known(
         name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
         if not arg.startswith("--") or name in names:
             continue
-        ours = OTHER_NAMES.get(name)
-        if ours in names:
+        ours = OTHER_NAMES.get(name, "")
+        if ours.partition(" ")[0] in names:
             raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
         having = [other for other, its in algos.items() if name in _flag_names(its)]
         if having:
@@ -254,7 +255,7 @@ def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
 
     The flags of a ``bool | None`` field get a value, so that they are typed like all other switches
     (--async-rl, --no-async-rl). Whole numbers, which may be typed as 1e6, are written in digits. A
-    list of texts that is given in parts (--stop A --stop B) is put together."""
+    list of texts, or of pairs, that is given in parts (--stop A --stop B) is put together."""
     args = _with_whole_lists(cls, args)
     switches, numbers = _optional_switches(cls), _whole_numbers(cls)
     words: list[str] = []
@@ -296,9 +297,12 @@ def _with_whole_lists(cls: type[Any], args: Sequence[str]) -> list[str]:
 
 
 def _lists_of_texts(cls: type[Any]) -> set[str]:
-    """Return the flags of ``cls`` that take any number of texts."""
-    hints = typing.get_type_hints(cls).items()
-    return {f"--{name.replace('_', '-')}" for name, hint in hints if hint == tuple[str, ...]}
+    """Return the flags of ``cls`` that take any number of texts, or of pairs."""
+    return {
+        f"--{name.replace('_', '-')}"
+        for name, hint in typing.get_type_hints(cls).items()
+        if hint == tuple[str, ...] or _takes_pairs(hint)
+    }
 
 
 def _digits(text: str) -> str:

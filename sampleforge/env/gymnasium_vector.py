@@ -87,6 +87,7 @@ class GymnasiumVector(EnvVector):
             )
         self._env = env
         self._tasks = RowTasks.of_this_call(1)
+        self._step_info: Mapping[str, Any] = {}
         self._all_rows = f"all {env.num_envs} rows"
         self._seeds = list(seeds)
         self._observations = ObservationAdapter(spec, self.converted)
@@ -140,6 +141,7 @@ class GymnasiumVector(EnvVector):
         write_flags(out.terminated, terminated, "terminated", env_id)
         write_flags(out.truncated, truncated, "truncated", env_id)
         self._check_info(info)
+        self._step_info = info
         ended = out.terminated | out.truncated
         if info:
             self._take_results(info, ended)
@@ -193,6 +195,21 @@ class GymnasiumVector(EnvVector):
             }
             own = {name: value for name, value in found.items() if value is not NOTHING}
             self.take_results(row, own, f"{self.spec.env_id}, row {row}")
+
+    def row_info(self, row: int) -> Mapping[str, Any]:
+        """Return the entries of ``row``, and what the info has for all rows together."""
+        final, info, rows = self._step_info.get("final_info"), self._step_info, self.num_rows
+        if self._same_step and self._ended[row] and isinstance(final, Mapping):
+            info = final  # what is beside it is of the reset
+        masks = {f"_{name}" for name in info}
+        found = {
+            name: value_of_row(info, name, row, rows, self.spec.env_id)
+            if isinstance(info[name], Mapping) or _is_by_row(info[name], rows)
+            else info[name]
+            for name in info
+            if name not in masks
+        }
+        return {name: value for name, value in found.items() if value is not NOTHING}
 
     def _check_masks(self, obs: Mapping[str, Array], ended: Array | None = None) -> None:
         """Raise ConfigError for a row that has to act and whose mask allows no action; allow every

@@ -45,6 +45,9 @@ class ThreadedVector(EnvVector):
     def shortened_rows(self) -> Array | None:
         return self._inner.shortened_rows()
 
+    def row_info(self, row: int) -> Mapping[str, Any]:
+        return self._inner.row_info(row)
+
     def row_env(self, row: int) -> Any:
         return self._inner.row_env(row)
 

@@ -126,6 +126,8 @@ class EnvVector(ABC):
         rewards."""
         self._successes: dict[int, float] = {}
         """Whether the rows' last steps were a success, of environments that say so."""
+        self._infos: dict[int, Mapping[str, Any]] = {}
+        """The infos of the last step, of the rows that gave one."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.converted: dict[str, str] = {}
@@ -188,6 +190,7 @@ class EnvVector(ABC):
         """Take what the ``info`` of a step says of the episode of ``row``: its result so far, its
         statistics, whether the step was a success. Raises ConfigError, naming ``where``, for a
         result or statistics that are no numbers."""
+        self._infos[row] = info
         if EPISODE_STATS in info:
             send("episode_stats", numbers_of(info[EPISODE_STATS], EPISODE_STATS, where))
         if TRUE_OBJECTIVE in info:
@@ -196,6 +199,10 @@ class EnvVector(ABC):
         for key in SUCCESSES:
             if key in info and (success := number_of(info[key])) is not None:
                 self._successes[row] = success
+
+    def row_info(self, row: int) -> Mapping[str, Any]:
+        """Return the info of the last step of ``row``: empty if the environment gave none."""
+        return self._infos.get(row, {})
 
     def row_env(self, row: int) -> Any:
         """Return the Python object that steps ``row``: an environment of its own, or else the
@@ -224,6 +231,7 @@ class EnvVector(ABC):
         before ``recv``. Box actions are rescaled and clipped to their bounds, offsets are added.
         Backends with threads or processes of their own start here; the others step in ``recv``,
         which has the views to write to."""
+        self._infos.clear()
         self._begin(self._adapter(actions))
 
     def recv(self, out: StepOut) -> list[Episode]:

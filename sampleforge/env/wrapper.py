@@ -72,6 +72,9 @@ class VectorWrapper(EnvVector):
     def take_results(self, row: int, info: Mapping[str, Any], where: str) -> None:
         self.inner.take_results(row, info, where)
 
+    def row_info(self, row: int) -> Mapping[str, Any]:
+        return self.inner.row_info(row)
+
     def row_env(self, row: int) -> Any:
         return self.inner.row_env(row)
 

@@ -12,11 +12,6 @@ MAX_LEARNING_RATE = 1e-2
 changes."""
 
 
-def linear(initial: float, progress: float) -> float:
-    """Return the rate on the line from ``initial`` at progress 0 to 0 at progress 1 (clamped)."""
-    return initial * (1.0 - min(max(progress, 0.0), 1.0))
-
-
 def kl_adaptive(current: float, kl: float, target: float) -> float:
     """Return the next learning rate from the current one and the KL of the last batch.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.populations.rounds import (
@@ -56,6 +57,13 @@ def rules_of(
         flags
     ):
         defaults.pop("lr_target_kl", None)  # nothing reads it
+    for name, schedule in annealings(config).items():
+        if schedule.replaces_value:  # what a population finds would have no effect
+            defaults.pop(name, None)
+            if name in given_names(flags):
+                raise ConfigError(
+                    f"--pbt-perturb {name}: it follows {schedule.flag}; leave out one of the two"
+                )
     bounds = ranges("pbt_bounds", flags.pbt_bounds)
     initial = ranges("pbt_initial", flags.pbt_initial)
     for name, both in {**bounds, **initial}.items():

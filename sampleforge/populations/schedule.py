@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
@@ -209,6 +210,12 @@ class FollowSchedule(Callback):
                 f"{given}: {', '.join(unknown)} cannot change during the training; these can: "
                 f"{', '.join(sorted(known))}"
             )
+        for name, annealing in annealings(config).items():
+            if name in named and annealing.replaces_value:
+                raise ConfigError(
+                    f"{given}: it changes {name}, which follows {annealing.flag}; leave out one of "
+                    "the two"
+                )
         session.hyperparameters = {policy.id: {**offered, **first.hyperparameters}}
         session.schedule = tuple(changes)
         if schedule.seed is not None and schedule.seed != config.seed:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sampleforge.algorithms.annealing import annealings
 from sampleforge.env.probe import probe
 from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.encoder_registry import resolve_encoder
@@ -107,6 +108,8 @@ def plan_run(
     """Resolve the defaults of a config and plan the sizes of the run. ``roles``: None for those
     that the config describes. Raises ConfigError for what cannot run."""
     config = chosen.resolved(config, spec)
+    for schedule in annealings(config).values():
+        schedule.check(config, chosen.algorithm.changeable)
     model = resolve_encoder(config.model, spec.observations)
     plan = chosen.plan(config, spec, run_device(config, spec))
     config = dataclasses.replace(config, batch_size=plan.batch_size)

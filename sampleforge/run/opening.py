@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sampleforge.algorithms.annealing import check_learning_rate
 from sampleforge.config import ConfigError
 from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
@@ -110,6 +111,7 @@ def open_run(
     ``asked``: the config as the user gave it. ``policies``: ids of the policy groups.
     ``interrupted()``: whether the run was asked to end. Raises ConfigError if the run may not
     start, or resume, in the folder."""
+    check_learning_rate(asked)
     check_evaluation(asked, spec)
     warnings = check_datasets(asked, spec)
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)

@@ -74,7 +74,7 @@ class Session:
         self._files = RunFiles()
         self._resources = ExitStack()
         self._runner: Runner | None = None
-        self._is_open = self._has_begun = False
+        self._is_open = self._has_begun = self._has_ended = False
         self._ending = Ending()
         self._report_now = False
         self._warned: set[str] = set()
@@ -118,6 +118,7 @@ class Session:
 
     def _wire(self) -> None:
         from sampleforge.run.beginning import plan_run, wire_session
+        from sampleforge.run.hyperparameters import SetHyperparameters
         from sampleforge.run.screen.messages import opening_messages
         from sampleforge.run.tasks import Tasks
 
@@ -127,6 +128,7 @@ class Session:
         self.run_plan = plan_run(chosen, self.config, self.spec, self.roles)
         self.resolved, self.plan = self.run_plan.resolved, self.run_plan.sizes
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
+        self._set_hyperparameters = SetHyperparameters(reaches_all=deployment.shares_memory)
         self._tell("on_wire")
         self.graph = wire_session(self, self._callbacks, processes=not deployment.has_workers_here)
         self._follow_graph()
@@ -170,7 +172,13 @@ class Session:
         self._runner = self.runner_of(self.graph)
         self.ticker.start()
         self._runner.start()
+        self._set_hyperparameters.ask(self)
         self._tell("on_start")
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the workers have been started."""
+        return self._runner is not None
 
     @property
     def runner(self) -> Runner:
@@ -261,6 +269,7 @@ class Session:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
         self.ticker.look()
         self.take_results()
+        self._set_hyperparameters.ask(self)
         metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
         scalars = self.statistics.scalars(metrics)
         self._tell("extend_report", scalars)
@@ -297,7 +306,20 @@ class Session:
         self._tell("on_restart", text)
         self.alert(text)
 
-    # ---- curricula ----
+    # ---- what callbacks change ----
+
+    def set_hyperparameter(self, name: str, value: Any, policy: str | None = None) -> None:
+        """Change a hyperparameter of the learners while they train: of ``policy``, by its id (None:
+        of all policies). It takes effect from the next update on (with several learners of a
+        policy from the one after the next), is part of the checkpoints, and so of a resumed run.
+        Callable from every hook of the session's process until the workers end.
+
+        Raises ConfigError for a name that cannot change during the training, a value out of range,
+        and where it would have no effect: the hyperparameter follows ``--anneal``, or a population
+        changes it. With ``linear`` or ``cosine`` without numbers it is the value to begin with."""
+        if self._has_ended:
+            raise RuntimeError(f"set_hyperparameter({name!r}, {value!r}): the training has ended")
+        self._set_hyperparameters.set(self, name, value, policy)
 
     @property
     def task(self) -> Any:
@@ -436,6 +458,7 @@ class Session:
 
         if self._runner is not None:
             end(self._runner.close)
+            self._has_ended = True
             end(self._take_events)
             if failure is not None:
                 end(lambda: self.message(describe(failure), "error"))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
@@ -85,7 +86,7 @@ RULES: tuple[Rule, ...] = (
         "it needs --normalise-returns and --normalise-advantages",
     ),
     (
-        "exploration exploration_schedule",
+        "exploration",
         lambda run: run.config.exploration_coeff == 0,
         "there is no bonus, because --exploration-coeff is 0",
     ),
@@ -231,6 +232,9 @@ def without_effect(asked: AnyConfig, run: Resolved) -> Iterator[str]:
     effect in the ``run`` that was made of it."""
     given, usual = flat_fields(asked), flat_fields(type(asked)())
     given = {name: value for name, value in given.items() if value != usual[name]}
+    for name, schedule in annealings(run.config).items():
+        if schedule.replaces_value and name in given:
+            yield f"{typed(name, given.pop(name))} has no effect: it follows {schedule.flag}"
     for names, is_unused, reason in RULES:
         for name in names.split():
             if name in given and is_unused(run):

@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
@@ -138,6 +138,10 @@ class RunConfig(InitConfig):
     """Seconds that each measurement of --benchmark takes."""
     benchmark_peak: bool = True
     """Measure the simulator alone first, as the rate to reach; off: the system only."""
+    anneal: dict[str, str] = field(default_factory=dict)
+    """Schedules of hyperparameters over the training, NAME=SCHEDULE: linear or cosine (from the
+    hyperparameter's value to 0), linear:FIRST:LAST, cosine:FIRST:LAST, constant, or a function of
+    the progress (0 to 1), package.module:function. The flag may be repeated."""
     sampler_only: bool = False
     """Collect experience and drop it, to measure the speed of sampling alone."""
     report_interval: float = 5.0
@@ -170,6 +174,8 @@ class RunConfig(InitConfig):
         check_range(self, "seed", low=0)
         check_range(self, "train_for_env_steps keep_checkpoints milestone_interval", low=1)
         check_range(self, "metrics_window", low=1)
+        plain = {name.replace("-", "_"): text for name, text in self.anneal.items()}
+        object.__setattr__(self, "anneal", plain)
         for text in self.stop:
             StopCondition.parse(text)
         check_range(self, "train_for_seconds benchmark_seconds", low=0, above=True)

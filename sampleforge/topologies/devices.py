@@ -120,14 +120,13 @@ def uses_cuda_graphs(config: SlotsRunConfig | ReplayRunConfig, device: str) -> b
 def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
     """Return what a graph cannot hold, each as a flag and the reason."""
     core, learners = config.model.core, config.num_learners
+    annealed = {name: text for name, text in config.anneal.items() if name != "learning_rate"}
     reasons = {
         f"--model.core {core}: its passes depend on where episodes begin": core != "none",
         f"--num-learners {learners}: it cannot hold the sums of gradients": learners > 1,
         "--variable-experience: batches differ in size": config.variable_experience,
         "--noisy-nets: a graph would repeat its noise": getattr(config, "noisy_nets", False),
-        "--exploration-schedule linear: a graph has a fixed bonus": (
-            getattr(config, "exploration_schedule", "constant") == "linear"
-        ),
+        f"{typed('anneal', annealed)}: a graph has fixed hyperparameters": bool(annealed),
     }
     return [reason for reason, holds in reasons.items() if holds]
 

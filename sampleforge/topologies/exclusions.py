@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
 
 GIVEN = object()
@@ -138,14 +139,16 @@ EXCLUSIONS = (
 
 UNTIL_THE_END = (
     UntilTheEnd("lr_schedule", "linear", "the learning rate falls to zero at", "use constant"),
-    UntilTheEnd("exploration_schedule", "linear", "the bonus falls to zero at", "use constant"),
+    UntilTheEnd("anneal", GIVEN, "a schedule ends at", "leave it out"),
     UntilTheEnd("priority_beta_final", GIVEN, "beta moves to it until", "leave it out"),
 )
 
 
 def check_exclusions(config: Any) -> None:
     """Raise ConfigError for the first row whose settings are both given in ``config``, a run's
-    complete config, and for a setting that needs a stop condition if there is none."""
+    complete config, for a setting that needs a stop condition if there is none, and for a schedule
+    of a hyperparameter that is none."""
+    annealings(config)
     for row in EXCLUSIONS:
         one, other = _given(config, row.one, row.value), _given(config, row.other)
         if one and other and row.topology in (None, config.topology):

@@ -43,7 +43,9 @@ def resolve_defaults(config: PqnConfig, spec: EnvSpec) -> PqnConfig:
     steps = config.train_for_env_steps
     chosen |= {
         "async_rl": config.sampler_only or config.variable_experience,
-        "lr_schedule": "linear" if config.has_end else "constant",
+        "lr_schedule": "linear"
+        if config.has_end and "learning_rate" not in config.anneal
+        else "constant",
         "epsilon_env_steps": FALL if steps is None else max(1, min(LONGEST_FALL, steps // 10)),
     }
     cores = 1 if config.serial else this_machine().cores

@@ -25,7 +25,7 @@ from sampleforge.shared.records import EpisodeList, EpisodeRecord
 
 if TYPE_CHECKING:
     from sampleforge.workers.learner import LearnerSettings
-from sampleforge.workers.learner_change import ChangeFollower, StateLoad
+from sampleforge.workers.learner_change import ChangeFollower, ChangeRequest
 from sampleforge.workers.worker import StopFlag
 
 POLL_INTERVAL = 0.05
@@ -332,14 +332,14 @@ class GroupMember:
                 self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         self._changes.confirm(self._learner)
 
-    def load(self, load: StateLoad) -> bool:
-        """Have the learner continue from another state: at once if it is alone, else after the
-        update by whose end all members were asked for it. Return whether it has done so."""
-        if not self._changes.has_loaded(self._learner, load):
-            self._changes.ask(load)
+    def change(self, request: ChangeRequest) -> bool:
+        """Change the learner as the driver asks: at once if it is alone, else after the update by
+        whose end all members were asked for it. Return whether it has done so."""
+        if not self._changes.has_applied(self._learner, request):
+            self._changes.ask(request)
             if self._membership.group.size == 1:
                 self._apply_changes(self._changes.due(self._learner))
-        return self._changes.has_loaded(self._learner, load)
+        return self._changes.has_applied(self._learner, request)
 
     def take_waited(self) -> float:
         """Return the seconds that this member has waited for other members since the last call."""

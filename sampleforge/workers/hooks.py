@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,8 @@ from sampleforge.workers.stream import Stream
 
 class EpisodeHandle:
     """An episode of one env row while it is played; in a multi-agent environment, of one agent of
-    it. All hooks of an episode get the same handle.
+    it. All hooks of an episode get the same handle. Only ``user_data`` and ``custom_metrics`` can
+    be set.
 
     ``actor`` (DD-PPO: the rank), ``split``, ``row`` of the split, ``seat``: its place. ``agent``:
     the agent's name, empty in a single-agent environment. ``length``: env steps so far; ``ret``:
@@ -37,30 +39,35 @@ class EpisodeHandle:
     """
 
     __slots__ = (
+        "_counted",
+        "_length",
         "_obs",
+        "_ret",
+        "_reward",
+        "_row",
+        "_terminated",
+        "_truncated",
         "_vector",
-        "actor",
-        "agent",
-        "counted",
         "custom_metrics",
-        "length",
-        "ret",
-        "reward",
-        "row",
-        "seat",
-        "split",
-        "terminated",
-        "truncated",
         "user_data",
     )
+    row = property(attrgetter("_row"))
+    counted = property(attrgetter("_counted"))
+    length = property(attrgetter("_length"))
+    ret = property(attrgetter("_ret"))
+    reward = property(attrgetter("_reward"))
+    terminated = property(attrgetter("_terminated"))
+    truncated = property(attrgetter("_truncated"))
+    actor = property(attrgetter("_vector.stream.actor"))
+    split = property(attrgetter("_vector.stream.split"))
+    seat = property(attrgetter("_vector.stream.seat"))
+    agent = property(attrgetter("_vector.stream.agent"))
 
     def __init__(self, vector: WatchedVector, row: int, obs: Mapping[str, Array]) -> None:
-        self.actor, self.split, self.seat, self.agent, _ = vector.stream
-        self.row = row
-        self.length = 0
-        self.ret = 0.0
-        self.reward = 0.0
-        self.terminated = self.truncated = self.counted = False
+        self._row = row
+        self._length = 0
+        self._ret = self._reward = 0.0
+        self._terminated = self._truncated = self._counted = False
         self.user_data: dict[Any, Any] = {}
         self.custom_metrics: dict[str, float] = {}
         self._vector = vector
@@ -78,10 +85,19 @@ class EpisodeHandle:
     def obs(self) -> dict[str, Array]:
         """The newest observation, by leaf, as the policy gets it: read-only views, which are valid
         during the hook."""
-        leaves = {name: leaf[self.row].view() for name, leaf in self._obs.items()}
-        for leaf in leaves.values():
-            leaf.flags.writeable = False
-        return leaves
+        return _of_row(self._obs, self._row)
+
+    @property
+    def action(self) -> dict[str, Array]:
+        """The action of the last step, by leaf, as the policy gave it: read-only views, which are
+        valid during the hook. Empty in `on_episode_start`."""
+        return {} if self._length == 0 else _of_row(self._vector.actions, self._row)
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """The info of the last step; empty in `on_episode_start`, and where the environment gives
+        none."""
+        return {} if self._length == 0 else self._vector.row_info(self._row)
 
     @property
     def policy(self) -> str | None:
@@ -93,6 +109,14 @@ class EpisodeHandle:
         """The place of the episode, in words."""
         agent = f", agent {self.agent}" if self.agent else ""
         return f"actor {self.actor}, split {self.split}, row {self.row}{agent}"
+
+
+def _of_row(leaves: Mapping[str, Array], row: int) -> dict[str, Array]:
+    """Return read-only views of one row of all leaves."""
+    views = {name: leaf[row : row + 1].reshape(leaf.shape[1:]) for name, leaf in leaves.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
 
 
 def watch_episodes(split: Split, callbacks: WorkerCallbacks) -> None:
@@ -136,6 +160,7 @@ class WatchedVector(VectorWrapper):
         self._policies = callbacks.policies
         self._same_step = inner.spec.autoreset == "same_step"
         self._episodes: list[EpisodeHandle | None] = [None] * inner.num_rows
+        self.actions: Mapping[str, Array] = {}
         self._sums = np.zeros(inner.num_rows)
         self._steps = np.zeros(inner.num_rows, np.int64)
 
@@ -148,6 +173,10 @@ class WatchedVector(VectorWrapper):
     def reset(self, obs: Mapping[str, Array]) -> None:
         self.inner.reset(obs)
         self._begin_episodes(np.ones(self.num_rows, np.bool_), obs)
+
+    def send(self, actions: Mapping[str, Array]) -> None:
+        self.actions = actions
+        self.inner.send(actions)
 
     def recv(self, out: StepOut) -> list[Episode]:
         episodes = self.inner.recv(out)
@@ -179,10 +208,11 @@ class WatchedVector(VectorWrapper):
         """Write the last step into the handle of a row, and call the hooks of the step."""
         episode = self._episodes[row]
         assert episode is not None, "a step of a row that has begun no episode"
-        episode.length, episode.ret = int(self._steps[row]), float(self._sums[row])
-        episode.reward = float(out.reward[row])
-        episode.terminated, episode.truncated = bool(out.terminated[row]), bool(out.truncated[row])
-        ended = episode.terminated or episode.truncated
+        episode._length, episode._ret = int(self._steps[row]), float(self._sums[row])
+        episode._reward = float(out.reward[row])
+        episode._terminated = bool(out.terminated[row])
+        episode._truncated = bool(out.truncated[row])
+        ended = episode._terminated or episode._truncated
         is_final = ended and self._same_step and bool(out.final_obs)
         episode._obs = (out.final_obs or {}) if is_final else out.obs
         call(self._on_step, episode)
@@ -193,7 +223,7 @@ class WatchedVector(VectorWrapper):
         episode = self._episodes[row]
         assert episode is not None
         if counted is not None:
-            episode.counted, episode.ret = True, counted.ret
+            episode._counted, episode._ret = True, counted.ret
         call(self._on_end, episode)
         policy = self._index_playing()
         if counted is not None and episode.custom_metrics and policy is not None:

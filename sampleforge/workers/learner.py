@@ -172,7 +172,7 @@ class LearnerWorker(EventDriven):
         the source. "save" writes a checkpoint with the driver's plain state (``payload``) and
         returns None, or the text of the error. "finish" takes no batch any more; returns the
         version of the last weights, which have been published, or None while a batch is being
-        learned from. "load" (see `StateLoad`) is for a learner that takes its steps alone."""
+        learned from. "load" (see `ChangeRequest`) is for a learner that takes its steps alone."""
         if kind == "metrics":
             return self._metrics.take() | self._source.metrics()
         if kind == "finish":
@@ -297,10 +297,10 @@ class GroupLearnerWorker:
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`. "publish" makes
         the state in shared memory the newest one, and returns None. "load": see
-        `GroupMember.load`."""
+        `GroupMember.change`."""
         assert self._worker is not None
         if kind == LOAD:
-            return self._member.load(payload)
+            return self._member.change(payload)
         if kind in ("save", "publish"):
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
         if kind == "publish":

@@ -21,7 +21,7 @@ from sampleforge.spec import ENV_PREFIX
 RNG = "rng/"
 """Beginning of the names of random generators in the tensors of a learner's state."""
 LOAD = "load"
-"""The kind of request by which the driver asks a learner to load a state: see `StateLoad`."""
+"""The kind of request by which the driver asks a learner to change: see `ChangeRequest`."""
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,24 @@ class ChangesOfSchedule(ChangeSource):
 
 
 @dataclass(frozen=True)
-class StateLoad:
-    """The payload of a request to load a state; the answer is whether the learner has loaded it.
+class ChangeRequest:
+    """The payload of a request to load a state, or to set hyperparameters; the answer is whether
+    the learner has done so.
 
     ``number``: of the request, larger than those of all earlier ones. ``file``: of
-    `write_state_file`. ``raised_by``: see `LearnerChange`.
+    `write_state_file` (None: the state stays). ``hyperparameters``, ``raised_by``: see
+    `LearnerChange`.
     """
 
     number: int
-    file: Path
-    raised_by: int
+    file: Path | None = None
+    raised_by: int = 0
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self) -> LearnerChange:
-        """Return the change for which the file stands."""
+        """Return the change that is asked for."""
+        if self.file is None:
+            return LearnerChange(self.hyperparameters)
         with safetensors.safe_open(self.file, "pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             plain = json.loads(opened.metadata()["plain"])
@@ -167,40 +172,45 @@ class StateLoad:
 
 
 def write_state_file(file: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
-    """Write what `StateLoad.read` reads. Raises OSError if the file cannot be written."""
+    """Write what `ChangeRequest.read` reads. Raises OSError if the file cannot be written."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     file.write_bytes(safetensors.torch.save(whole, {"plain": json.dumps(plain)}))
 
 
 class ChangesOfRequests(ChangeSource):
-    """The states that the driver asks a learner to load, of which the newest counts. All learners
-    load it after the update by whose end each of them was asked for it."""
+    """The changes that the driver asks a learner for. All learners apply one after the update by
+    whose end each of them was asked for it, and for no later one. A learner that has replaced
+    another one is asked anew for all that not every learner has applied."""
 
     tag = LOAD
 
     def __init__(self) -> None:
-        self._asked: tuple[int, LearnerChange] | None = None
+        self._newest = 0
+        self._asked: dict[int, LearnerChange] = {}
 
-    def ask(self, load: StateLoad) -> None:
+    def ask(self, request: ChangeRequest) -> None:
         """Take a request, whose file is read here."""
-        if self._asked is None or self._asked[0] != load.number:
-            self._asked = load.number, load.read()
+        if request.number not in self._asked:
+            self._asked[request.number] = request.read()
+            self._newest = max(self._newest, request.number)
 
     def due(self, env_steps: int) -> int:
-        return 0 if self._asked is None else self._asked[0]
+        return self._newest
 
     def agreed(self, due: torch.Tensor) -> int:
         return int(due[0]) if bool((due == due[0]).all()) else 0
 
     def read(self, applied: int, number: int) -> Iterator[tuple[int, LearnerChange]]:
-        if self._asked is not None and applied < number == self._asked[0]:
-            yield self._asked
-            self._asked = None
+        for each in sorted(self._asked):
+            if each <= number:
+                change = self._asked.pop(each)
+                if each > applied:
+                    yield each, change
 
 
 class ChangeFollower:
     """Applies changes to a learner between two updates: those of ``source`` (None: there are no
-    such), and the states that the driver asks it to load.
+    such), and those that the driver asks it for.
 
     The numbers of the newest changes are part of the learner's state (``tag``). So a state is that
     before a change or that after it, wherever the learner is killed: its next life continues from
@@ -237,14 +247,14 @@ class ChangeFollower:
             return self._board.sampled
         return learner.env_steps
 
-    def ask(self, load: StateLoad) -> None:
-        """Take the driver's request to load a state."""
-        self._requests.ask(load)
+    def ask(self, request: ChangeRequest) -> None:
+        """Take a request of the driver."""
+        self._requests.ask(request)
 
-    def has_loaded(self, learner: Learner, load: StateLoad) -> bool:
-        """Return whether a state that was asked for is part of the learner's, also since an earlier
-        life."""
-        return int(learner.tag.get(LOAD, 0)) >= load.number
+    def has_applied(self, learner: Learner, request: ChangeRequest) -> bool:
+        """Return whether a change that was asked for is part of the learner's state, also since an
+        earlier life."""
+        return int(learner.tag.get(LOAD, 0)) >= request.number
 
     def due(self, learner: Learner) -> list[int]:
         """Return the number of the newest change of each source that is due."""

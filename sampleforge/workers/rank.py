@@ -199,11 +199,11 @@ class RankWorker:
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`. "load": see
-        `GroupMember.load`. "end_recording": see `ActorWorker.handle`."""
+        `GroupMember.change`. "end_recording": see `ActorWorker.handle`."""
         if kind == END_RECORDING:
             return self._actor.handle(kind, payload)
         if kind == LOAD:
-            return self._member.load(payload)
+            return self._member.change(payload)
         if kind == "finish" and not self._member.ended:
             return None  # another update may follow, after which all ranks agree to end
         if kind == "save":

@@ -4,7 +4,7 @@ snapshot in shared memory, copies of it, and several learners of one policy."""
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from tests.support.rank_threads import on_ranks
 class Config:
     learning_rate: float = 0.05
     lr_schedule: str = "constant"
+    anneal: dict[str, str] = field(default_factory=dict)
     max_grad_norm: float = 1.0
 
 
@@ -73,7 +74,8 @@ class TwoNetworks(GradientLearner[nn.Linear, Config]):
         norms = torch.stack((norm, self._clip_gradient(self._critic_steps)))
         metrics["norm"] = norms.sum()
         found = {name: float(value) for name, value in metrics.items()}
-        taken = self._step_unless(not norms.isfinite().all(), progress)
+        self._follow_schedules(progress)
+        taken = self._step_unless(not norms.isfinite().all())
         return Update(found | taken, len(obs))
 
 

@@ -297,16 +297,17 @@ def test_the_linear_schedule_follows_the_progress() -> None:
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_the_scheduled_bonus_is_that_of_the_progress(advantage: Any) -> None:
     found = []
-    for schedule, coefficient in (("linear", 0.4), ("constant", 0.1)):
+    for schedule, coefficient in (({"exploration_coeff": "linear"}, 0.4), ({}, 0.1)):
         chosen = config(
             advantage=advantage,
-            exploration_schedule=schedule,
+            anneal=schedule,
             exploration_coeff=coefficient,
             train_for_env_steps=1000,
         )
         learner, batch = learner_of(chosen), one_batch(chosen)
         metrics = [learner.update(batch, 0.75) for _ in range(2)]
         assert learner.hyperparameters()["exploration_coeff"] == coefficient
+        assert all(each.metrics.pop("exploration_coeff", 0.1) == 0.1 for each in metrics)
         found.append((metrics, learner.model.policy_weight))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])

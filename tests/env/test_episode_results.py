@@ -14,7 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
-from sampleforge.env.vector import EnvVector, own_outputs
+from sampleforge.env.vector import EnvVector, StepOut, own_outputs
 from sampleforge.shared.events import send_through_in_thread
 from tests.support.envs import CodeEnv, CountingVectorEnv
 from tests.support.multi_agent import CodeParallelEnv, Dicts
@@ -87,6 +87,16 @@ def made(name: str, **kwargs: Any) -> EnvVector:
     return make_vector(config, ROWS, list(range(ROWS)))
 
 
+def check_infos(seat: EnvVector, out: StepOut) -> None:
+    """Each row's info is that of its step, of whatever kind the environment is; a row that was only
+    reset has none of a step."""
+    for row in range(ROWS):
+        info, ended = seat.row_info(row), out.terminated[row] or out.truncated[row]
+        step = LENGTH if ended else out.obs["obs"][row, 2]
+        assert not out.valid[row] or info["true_objective"] % 1000 == step
+        assert out.valid[row] or info.get("true_objective", -1.0) == -1.0
+
+
 def played(
     vector: EnvVector, steps: int = 2 * LENGTH + 2
 ) -> list[list[tuple[int, float, float | None]]]:
@@ -100,6 +110,8 @@ def played(
             seat.send(random_actions(seat.spec, ROWS, rng))
         for seat, out, episodes in zip(vector.seats, outs, found, strict=True):
             episodes += [(each.row, each.ret, each.success) for each in seat.recv(out)]
+            if not own_info:
+                check_infos(seat, out)
     vector.close()
     return found
 

@@ -29,7 +29,7 @@ def test_a_run_goes_on_from_its_checkpoint(
     shutil.copytree(trained(algo), folder)
     before, first = summary(folder), newest(folder)
     changed = {"train_for_env_steps": 2 * ENV_STEPS, "learning_rate": 1.25e-4}
-    train(small(algo, folder, data, **changed))
+    train(small(algo, folder, data, **changed, anneal={"learning_rate": "cosine"}))
     loaded = CheckpointStore(folder / "checkpoints", 1).load(log=print)
     assert loaded is not None
     assert loaded[0].state["learner"]["hyperparameters"]["learning_rate"] == 1.25e-4
@@ -38,6 +38,8 @@ def test_a_run_goes_on_from_its_checkpoint(
     assert after["env_steps"] >= 2 * ENV_STEPS > before["env_steps"] >= ENV_STEPS
     assert any(not torch.equal(first[n], second[n]) for n in first if n.startswith("model/"))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rates = [found["learning_rate"] for found in map(json.loads, lines) if "learning_rate" in found]
+    assert rates[-1] < 2.5e-5, "the schedule goes on at the middle, and ends with the training"
     updates = [json.loads(line)["updates"] for line in lines]
     assert updates == sorted(updates) and updates[-1] > 0
 

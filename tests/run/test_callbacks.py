@@ -16,6 +16,7 @@ from sampleforge.api import Result, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.callback import Callback, Message
+from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
@@ -24,6 +25,7 @@ from sampleforge.workers.hooks import EpisodeHandle
 from tests.support.apex_graphs import apex_config
 from tests.support.callbacks import (
     SEEN,
+    Assigning,
     Auditor,
     Counting,
     Failing,
@@ -182,6 +184,64 @@ def test_a_report_can_be_changed_before_it_is_written(tmp_path: Path) -> None:
     run("appo", tmp_path, Changing())
     for report in reports(tmp_path):
         assert report["own"] == report["env_steps"] / 2 and "frames_per_s" not in report
+
+
+# ---- hyperparameters ----
+
+
+class Decay(Callback):
+    """Sets a hyperparameter in every hook of the driver before the end; notes what the learner
+    has."""
+
+    def on_wire(self, session: Session) -> None:
+        session.set_hyperparameter("max_grad_norm", 0.25)
+
+    def on_report(self, session: Session, report: Any) -> None:
+        session.set_hyperparameter("learning_rate", 1e-4)
+        session.set_hyperparameter("clip_ratio", 0.1, policy="policy")
+
+    def on_end(self, session: Session, summary: Any) -> None:
+        with pytest.raises(RuntimeError, match="the training has ended"):
+            session.set_hyperparameter("learning_rate", 1e-4)
+
+
+def test_a_hyperparameter_that_a_hook_sets_is_learned_with_and_resumed(tmp_path: Path) -> None:
+    run("appo", tmp_path, Decay())
+    rates = [r["learning_rate"] for r in reports(tmp_path) if "learning_rate" in r]
+    assert rates[0] == 5e-4 and rates[-1] == 1e-4
+    store = CheckpointStore(tmp_path / "checkpoints", 1)
+    loaded = store.load(log=print)
+    assert loaded is not None
+    found = loaded[0].state["learner"]["hyperparameters"]
+    assert found["max_grad_norm"] == 0.25 and found["clip_ratio"] == 0.1
+    run("appo", tmp_path, train_for_env_steps=3000)
+    assert reports(tmp_path)[-1]["learning_rate"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "more", "why"),
+    [
+        ("learning_rat", 1e-4, {}, "Did you mean learning_rate"),
+        ("rollout", 8, {}, "rollout', 8.*cannot change during the training; these can: "),
+        ("clip_ratio", -1.0, {}, "--clip-ratio -1.0: must be above 0"),
+        ("gamma", 0.9, {"anneal": {"gamma": "linear:0.9:0.99"}}, "it follows --anneal gamma="),
+        ("gamma", 0.9, {"sampler_only": True}, "nothing is learned"),
+    ],
+)
+def test_what_cannot_be_set_while_it_trains_is_refused(
+    name: str, value: Any, more: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    class Setting(Callback):
+        def on_wire(self, session: Session) -> None:
+            session.set_hyperparameter(name, value)
+
+    with pytest.raises(ConfigError, match=why):
+        run("appo", tmp_path, Setting(), **more)
+
+
+def test_what_a_handle_says_cannot_be_set(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="reward"):
+        run("appo", tmp_path, Assigning())
 
 
 # ---- tasks ----

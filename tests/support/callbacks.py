@@ -23,7 +23,7 @@ class Auditor(sf.Callback):
 
     def on_episode_start(self, episode: sf.EpisodeHandle) -> None:
         code = episode.obs["obs"]
-        assert episode.length == 0 and episode.ret == 0.0
+        assert episode.length == 0 and episode.ret == 0.0 and not episode.action
         assert code[2] == 0 or episode.agent, "an agent may join late"
         assert not episode.user_data and not episode.custom_metrics
         episode.user_data["who"] = code[:2].tolist()
@@ -36,6 +36,7 @@ class Auditor(sf.Callback):
         assert code[2] == episode.user_data["joined"] + episode.length
         assert episode.reward == code_reward(*code[:3]) + 1000 * episode.seat
         assert not code.flags.writeable
+        assert episode.agent or int(episode.action["action"]) == code[3]
         episode.user_data["rewards"].append(episode.reward)
         episode.custom_metrics["steps"] = episode.length
 
@@ -179,3 +180,10 @@ class HangsInTheLearner(sf.Callback):
             self.mark.touch()
             while True:
                 time.sleep(0.1)
+
+
+class Assigning(sf.Callback):
+    """Changes the reward of a step, which would have no effect."""
+
+    def on_episode_step(self, episode: sf.EpisodeHandle) -> None:
+        episode.reward = 1.0  # type: ignore[misc]

@@ -25,7 +25,12 @@ APEX = ApexConfig(env="CartPole-v1", cuda_graphs=True)
         (APPO, {}, "cpu", "the learner is on the cpu"),
         (APPO, {"model": ModelConfig(core="gru")}, "cuda", "--model.core gru"),
         (APPO, {"variable_experience": True}, "cuda:1", "--variable-experience"),
-        (APPO, {"exploration_schedule": "linear"}, "cuda", "--exploration-schedule linear"),
+        (
+            APPO,
+            {"anneal": {"exploration_coeff": "linear"}},
+            "cuda",
+            "--anneal exploration_coeff=linear",
+        ),
         (APEX, {"noisy_nets": True}, "cuda", "--noisy-nets"),
     ],
 )

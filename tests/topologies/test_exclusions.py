@@ -18,6 +18,7 @@ VALUES: dict[str, Any] = {
     **{
         "num_policies": 2,
         "schedule": "a.json",
+        "anneal": {"learning_rate": "cosine:1e-3:0"},
         "policies_to_train": ["policy_0"],
         "benchmark": True,
     },

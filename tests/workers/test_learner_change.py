@@ -18,10 +18,10 @@ from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.shared.newest import StateSnapshot
 from sampleforge.workers.learner_change import (
     ChangeFollower,
+    ChangeRequest,
     ChangesOfPopulation,
     ChangesOfSchedule,
     LearnerChange,
-    StateLoad,
     write_state_file,
 )
 from tests.support.learners import config, learner_of, model_of, one_batch
@@ -207,13 +207,16 @@ def test_changes_of_a_schedule_come_at_their_env_steps() -> None:
     assert board.learned == member.env_steps == 4 * per_update
 
 
-def request(folder: Path, number: int, weight: float) -> tuple[StateLoad, dict[str, torch.Tensor]]:
+def request(
+    folder: Path, number: int, weight: float
+) -> tuple[ChangeRequest, dict[str, torch.Tensor]]:
     """A request of the driver to load these weights, which it has written, and the weights."""
     weights = {
         f"model/{name}": torch.full_like(tensor, weight)
         for name, tensor in model_of(CHOSEN).state_dict().items()
     }
-    load = StateLoad(number, folder / f"load-{number}", LAG + 1)
+    load = ChangeRequest(number, folder / f"load-{number}", LAG + 1)
+    assert load.file is not None
     write_state_file(load.file, weights, {})
     return load, weights
 
@@ -221,17 +224,18 @@ def request(folder: Path, number: int, weight: float) -> tuple[StateLoad, dict[s
 def test_weights_that_the_driver_sends_leave_the_rest_and_are_loaded_once(tmp_path: Path) -> None:
     member, same, follower = trained(2), trained(2), ChangeFollower()
     load, weights = request(tmp_path, 3, 0.5)
-    assert not follower.has_loaded(member, load)
+    assert not follower.has_applied(member, load)
     follower.ask(load)
+    assert load.file is not None
     load.file.unlink()
-    assert follower.apply(member, follower.due(member)) and follower.has_loaded(member, load)
+    assert follower.apply(member, follower.due(member)) and follower.has_applied(member, load)
     assert not follower.apply(member, follower.due(member))
     assert all(torch.equal(member.state()[0][name], w) for name, w in weights.items())
     assert {name.split("/")[0] for name in differences(member, same)} == {"model"}
     assert member.version == same.version + LAG + 1
     assert member.hyperparameters() == same.hyperparameters()
     older, _ = request(tmp_path, 2, 0.25)
-    assert follower.has_loaded(member, older), "a request before it would not undo it"
+    assert follower.has_applied(member, older), "a request before it would not undo it"
 
 
 class WithTarget(GradientLearner[Any, Any]):

@@ -83,12 +83,13 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
     def update(self, batch: ReplaySample, progress: float) -> Update:
         """Learn from one sample, or from this learner's part of it.
 
-        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
-        schedule. A step whose gradient is not finite is skipped and counted. The errors are those
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the
+        schedules. A step whose gradient is not finite is skipped and counted. The errors are those
         of `DqnOutput`, in units of the network's ``value_scale``."""
         for seen in batch.seen:
             self._count_observations(seen)
         self._check_frozen()
+        self._follow_schedules(progress)
         beta, items = batch.beta, self._in_units(batch.items.to(self._device))
         if self._graphed is None:
             scalars = self._gradient(items, beta)
@@ -101,7 +102,7 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
         self._scale_is_known = metrics["value_scale"] > 0
         metrics["q_mean"] *= metrics["value_scale"] or 1.0
         finite = bool(np.isfinite(metrics["grad_norm"]) and np.isfinite(metrics["td_error_max"]))
-        metrics |= {**self._step_unless(not finite, progress), "beta": beta}
+        metrics |= {**self._step_unless(not finite), "beta": beta}
         if self.version // self._target_interval > self._target_updates:
             self._target_updates = self.version // self._target_interval
             self.target.load_state_dict(self.model.state_dict())

@@ -131,9 +131,10 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
     def update(self, batch: StoredBatch, progress: float) -> Update:
         """Take one gradient step on a batch.
 
-        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
-        schedule. A step whose gradient is not finite is skipped and counted."""
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the
+        schedules. A step whose gradient is not finite is skipped and counted."""
         self._check_frozen()
+        self._follow_schedules(progress)
         batch = batch.to(self._device)
         self.model.train()
         with autocast(self._device, self._precision):
@@ -146,7 +147,7 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
         finite = math.isfinite(scalars["grad_norm"])
         if finite:
             self._square = square
-        taken = self._step_unless(not finite, progress)
+        taken = self._step_unless(not finite)
         trained = int(scalars.pop("own_trained_steps"))
         return Update({**scalars, **taken, "data_passes": batch.passes}, trained)
 

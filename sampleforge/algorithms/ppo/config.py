@@ -38,8 +38,6 @@ class AppoLossConfig(Checked):
     exploration_coeff: float | None = None
     """Weight of the bonus of --exploration, at least 0 (default: 0.003; with --no-async-rl 0 for
     Box actions, 0.01 for images)."""
-    exploration_schedule: Literal["constant", "linear"] = "constant"
-    """linear: the weight of the bonus falls to zero at the stop condition."""
     noise_correlation: float = 0.7
     """Box actions: every fourth environment explores with noise of this correlation from step to
     step, 0 to 1 (0: all noise is independent)."""

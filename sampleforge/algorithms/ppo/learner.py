@@ -91,18 +91,16 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         end, before the weights are published (and once more for the number of steps, if the size of
         batches varies).
 
-        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the
         schedules. A gradient step whose gradient is not finite is skipped and counted in
         ``skipped_steps``; a minibatch without a valid row is counted in ``empty_minibatches``.
         Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
         the values at sampling; it is left out where the value targets do not vary.
         """
         self._check_frozen()
-        if self._config.lr_schedule == "linear" or self._loss.is_scheduled:
+        if self._annealings:
             progress = float(self.averaging.all_gather(torch.tensor([progress])).max())
-        self._follow_schedule(progress)
-        if self._loss.is_scheduled:
-            self._loss.follow(progress)
+        self._follow_schedules(progress)
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version, self.averaging.all_gather)
         counts = self._count(batch, experience)
@@ -133,7 +131,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             self._learning_rate = kl_adaptive(
                 self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
             )
-        metrics["learning_rate"] = self._learning_rate
+        metrics |= {"learning_rate": self._learning_rate, **self._scheduled}
         trained = int(metrics.pop("own_trained_steps"))
         return Update(metrics, trained)
 
@@ -298,13 +296,22 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             self.model.normaliser.update(leaves, valid, self._gather)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
-        return super().hyperparameters() | self._loss.hyperparameters()
+        """Return the values that `change` can change, by name; of what follows a schedule, those
+        that it follows."""
+        return super().hyperparameters() | self._loss.hyperparameters() | self._own_values
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
         change, ConfigError for a value out of range."""
         super().change(new)
+        self._tell_parts(new)
+
+    def _set_scheduled(self, new: dict[str, float]) -> None:
+        super()._set_scheduled(new)
+        self._tell_parts(new)
+
+    def _tell_parts(self, new: Mapping[str, Any]) -> None:
+        """Give the loss and the scale of the returns their new values."""
         self._loss.change(new)
         self._return_scale.gamma = self._config.gamma
 

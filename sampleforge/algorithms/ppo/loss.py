@@ -23,7 +23,6 @@ from sampleforge.ops.masked import normalise_rows
 from sampleforge.ops.policy_terms import ActionColumns, PolicyTerms, action_columns
 from sampleforge.ops.returns import vtrace
 from sampleforge.ops.running_stats import Gather, alone, row_moments
-from sampleforge.ops.schedules import linear
 from sampleforge.spec import ACTION_MASK
 
 APPO_LOSS_HYPERPARAMETERS = (
@@ -54,32 +53,18 @@ class AppoLoss(Loss):
     ) -> None:
         names = (field.name for field in fields(AppoLossConfig))
         self._config = AppoLossConfig(**{name: getattr(config, name) for name in names})
-        self._exploration_coeff = config.exploration_coeff
         self._gamma = gamma
         # In units of the returns' standard deviation, which is unknown without normalisation.
         self._least_std = config.advantage_floor if normalises_returns else 0.0
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        found = values(self._config, APPO_LOSS_HYPERPARAMETERS)
-        return {**found, "exploration_coeff": self._exploration_coeff}
+        return values(self._config, APPO_LOSS_HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Set the new values of the loss's hyperparameters; ignore all others."""
         self._config = changed(self._config, APPO_LOSS_HYPERPARAMETERS, new)
-        self._exploration_coeff = new.get("exploration_coeff", self._exploration_coeff)
         self._gamma = new.get("gamma", self._gamma)
-
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether the loss depends on the progress of the training."""
-        return self._config.exploration_schedule == "linear"
-
-    def follow(self, progress: float) -> None:
-        """Set what is scheduled for the next update, at ``progress`` (0 to 1) of the training."""
-        assert self._exploration_coeff is not None
-        coefficient = linear(self._exploration_coeff, progress)
-        self._config = replace(self._config, exploration_coeff=coefficient)
 
     @property
     def looks_along_time(self) -> bool:

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import yaml
 
+from sampleforge.algorithms.annealing import Annealing
 from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.trust import IMPORTABLE
-from sampleforge.run.folder.versions import FORMAT, check_format, versions
+from sampleforge.run.folder.versions import FORMAT, check_format, translated, versions
 
 C = TypeVar("C")
 
@@ -126,6 +127,7 @@ _OF_LEARNING = {
     "learning_rate",
     "lr_schedule",
     "lr_target_kl",
+    "anneal",
     "max_grad_norm",
     "batch_size",
     "minibatch_size",
@@ -145,7 +147,6 @@ _OF_LEARNING = {
     "clip_ratio",
     "value_clip",
     "exploration_coeff",
-    "exploration_schedule",
     "kl_coeff",
     "gae_lambda",
     "vtrace_rho",
@@ -295,7 +296,7 @@ def _stored_fields(path: Path, algo: str) -> tuple[dict[str, Any], dict[str, Any
     if "versions" not in content:
         return fields, {}
     check_format(content, path)
-    left_open = _left_open(content, path)
+    left_open, fields = _left_open(content, path), translated(fields)
     reopened = {n: value for n, value in left_open.items() if n in _MACHINE - {RANKS}}
     return fields | reopened, left_open
 
@@ -356,7 +357,8 @@ def _is_unset(name: str, value: Any, default: Any) -> bool:
 def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, list[str]]:
     """Return ``config`` with the value that the run was given for every field which ``config``
     leaves at its default, and these fields as they are typed. Fields that say what one command
-    does, and those that name code, are ``config``'s own.
+    does, and those that name code, are ``config``'s own; schedules that are functions must be given
+    again (ConfigError).
 
     A default that is given explicitly cannot be told from one that is not. So switches that may
     change are ``config``'s own, too: they could not be turned back.
@@ -369,6 +371,11 @@ def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, li
         and given[name] == defaults[name] != value
         and not (name in MAY_CHANGE and isinstance(value, bool))
     }
+    if any(Annealing(*item).is_code for item in kept.get("anneal", {}).items()):
+        raise ConfigError(
+            f"{typed('anneal', kept['anneal'])}: the run has it, and code that a run folder names "
+            "is never imported from there; repeat it, or give another --anneal"
+        )
     merged = from_plain(type(config), nested({**given, **kept}), "resumed config")
     return merged, [typed(name, value) for name, value in kept.items() if name != "seed"]
 
@@ -452,7 +459,8 @@ def _is_left(name: str, value: Any, left_open: Mapping[str, Any]) -> bool:
 def with_own_code(config: C, own: C) -> C:
     """Return ``config``, which came from another process, with the values of ``own`` for the fields
     that can name code."""
-    kept = {name: value for name, value in flat_fields(own).items() if name in IMPORTABLE}
+    code = {*IMPORTABLE, "anneal"}
+    kept = {name: value for name, value in flat_fields(own).items() if name in code}
     return from_plain(type(config), nested({**flat_fields(config), **kept}), "config")
 
 

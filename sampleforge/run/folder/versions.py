@@ -39,6 +39,15 @@ def left_open(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def translated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a run that an earlier version has stored, by the names that they have
+    now."""
+    fields = dict(fields)
+    if fields.pop("exploration_schedule", "constant") == "linear":
+        fields["anneal"] = {"exploration_coeff": "linear"}
+    return fields
+
+
 def check_format(content: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError if this version cannot read the run whose config.yaml ``path`` has this
     ``content``."""

@@ -30,7 +30,7 @@ from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
 from sampleforge.run.folder.files import to_json, write_json
 from sampleforge.run.folder.lock import POPULATION
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
-from sampleforge.run.folder.versions import left_open
+from sampleforge.run.folder.versions import left_open, translated
 from sampleforge.runtime.causes import causes
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome
@@ -320,7 +320,7 @@ def _comparable(plain: Mapping[str, Any], config: AnyConfig) -> dict[str, Any]:
     them. A field of the ``config`` that there was not yet had its default."""
     kind: type[Any] = type(config)
     usual = _fixed(kind(env=config.env))
-    return {**plain, "config": left_open({**usual, **plain.get("config", {})})}
+    return {**plain, "config": left_open({**usual, **translated(plain.get("config", {}))})}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""Hyperparameters that callbacks set while a session trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.algorithms.annealing import annealings
+from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.topologies.graph import PolicyGroup
+from sampleforge.workers.config import answer_timeout
+from sampleforge.workers.learner_change import LOAD, ChangeRequest
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
+
+
+class SetHyperparameters:
+    """What callbacks have set and not all learners have applied, in its order, by the policy's id.
+    ``reaches_all``: whether the session can ask every learner."""
+
+    def __init__(self, *, reaches_all: bool) -> None:
+        self._reaches_all = reaches_all
+        self._waiting: dict[str, list[ChangeRequest]] = {}
+        self._newest = 0
+
+    def set(self, session: Session, name: str, value: Any, policy: str | None) -> None:
+        """Have the learners of ``policy`` (None: of all policies) change; see
+        `Session.set_hyperparameter`. Before the workers are started, this waits for them."""
+        given = f"set_hyperparameter({name!r}, {value!r})"
+        value = self._checked(session, given, name, value)
+        known = session.roles.trained
+        if policy is not None and policy not in known:
+            raise ConfigError(f"{given}: no policy {policy!r} is trained, but {', '.join(known)}")
+        self._newest = max(time_ns() // 1000, self._newest + 1)  # exact as a float64
+        for each in known if policy is None else (policy,):
+            request = ChangeRequest(self._newest, hyperparameters={name: value})
+            self._waiting.setdefault(each, []).append(request)
+        of = "" if policy is None else f" of {policy}"
+        session.note(f"{typed(name, value)}{of} from here on: a callback has set it")
+        if session.has_workers:
+            self.ask(session)
+
+    def ask(self, session: Session) -> None:
+        """Ask the learners, which work, for what waits. Several learners of a policy apply it after
+        the next update; one that has replaced another is asked again."""
+        for group in session.graph.groups if self._waiting else ():
+            waiting = self._waiting.pop(group.id, [])
+            left = [request for request in waiting if not _all_applied(session, group, request)]
+            if left:
+                self._waiting[group.id] = left
+
+    def _checked(self, session: Session, given: str, name: str, value: Any) -> Any:
+        """Return a value in the type of its setting. Raises ConfigError if it cannot take
+        effect."""
+        config, changeable = session.resolved, session.run_plan.pairing.algorithm.changeable
+        if name not in changeable:
+            near = nearest(name, changeable, 1)
+            hint = f". Did you mean {near[0]}?" if near else ""
+            raise ConfigError(
+                f"{given}: it cannot change during the training; these can: "
+                f"{', '.join(sorted(changeable))}{hint}"
+            )
+        try:
+            value = getattr(dataclasses.replace(config, **{name: value}), name)
+        except ConfigError as error:
+            raise ConfigError(f"{given}: {error}") from error
+        schedule = annealings(config).get(name)
+        obstacles = {
+            f"it follows {schedule.flag if schedule else ''}": schedule is not None
+            and schedule.replaces_value,
+            "the population changes hyperparameters (--pbt)": getattr(config, "pbt", False),
+            "hyperparameters follow --schedule": session.schedule is not None,
+            "nothing is learned (--sampler-only)": config.sampler_only,
+            "torchrun has started the other ranks; use --num-ranks": not self._reaches_all,
+        }
+        for reason, holds in obstacles.items():
+            if holds:
+                raise ConfigError(f"{given} has no effect: {reason}; leave out one of the two")
+        return value
+
+
+def _all_applied(session: Session, group: PolicyGroup, request: ChangeRequest) -> bool:
+    """Ask all learners of a policy; return whether all have applied the change."""
+    timeout = answer_timeout(session.resolved)
+    answers = [session.runner.ask(each, LOAD, request, timeout) for each in group.learners]
+    return all(answers)
