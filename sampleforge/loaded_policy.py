@@ -27,7 +27,7 @@ from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.models.q_network import QNetwork
 from sampleforge.run.folder.checkpoint import CheckpointStore, load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
+from sampleforge.run.folder.trust import CODE_OF_MODEL, CODE_TO_ACT, Trust, imports_code
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
@@ -225,7 +225,7 @@ def load_policy_and_state(
     """Return the policy of a run folder, as `load_policy` does, and the plain state of its
     checkpoint."""
     folder = RunFolder.existing(run_dir)
-    used = CODE_TO_ACT if folder.read_spec() is None else ("model.encoder",)
+    used = CODE_TO_ACT if folder.read_spec() is None else CODE_OF_MODEL
     config = read_config(folder, trust, used)
     if imports_code(config, used):
         make_cwd_importable()

@@ -129,6 +129,65 @@ class _OneByOne:
         }
 
 
+class SumOfLosses(Loss):
+    """The sum of losses: that of an algorithm, and further terms. All of them get the experience
+    that each has prepared in its turn."""
+
+    def __init__(self, *losses: Loss) -> None:
+        self._losses = losses
+
+    @property
+    def looks_along_time(self) -> bool:
+        """Whether one of the losses does."""
+        return any(loss.looks_along_time for loss in self._losses)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return {n: value for loss in self._losses for n, value in loss.hyperparameters().items()}
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Set the new values of the losses' hyperparameters; ignore all others."""
+        for loss in self._losses:
+            loss.change(new)
+
+    def prepare(self, model: Any, experience: Experience) -> Experience:
+        """Return the experience with the columns that are computed once per batch."""
+        for loss in self._losses:
+            experience = loss.prepare(model, experience)
+        return experience
+
+    def of_minibatches(
+        self,
+        model: Any,
+        experience: Experience,
+        minibatches: Minibatches,
+        passes: ActorCriticPasses | None,
+        precision: str,
+        gather: Gather = alone,
+    ) -> MinibatchLosses:
+        """Return the sum of the losses of the minibatches."""
+        given = model, experience, minibatches, passes, precision, gather
+        return _Sum([loss.of_minibatches(*given) for loss in self._losses])
+
+
+class _Sum:
+    """The `MinibatchLosses` of a sum. What is computed by hand comes first, because it takes the
+    gradients for 0."""
+
+    def __init__(self, terms: list[MinibatchLosses]) -> None:
+        self._terms = sorted(terms, key=lambda term: isinstance(term, _OneByOne))
+        self.rows = terms[0].rows
+
+    def differentiate(self, number: int) -> None:
+        for term in self._terms:
+            term.differentiate(number)
+
+    def metrics(self) -> Tensors:
+        found = [term.metrics() for term in self._terms]
+        loss = torch.stack([metrics["loss"] for metrics in found]).sum()
+        return {name: x for metrics in found for name, x in metrics.items()} | {"loss": loss}
+
+
 def valid_rows(counts: Tensor, gather: Gather) -> Tensor:
     """Return the valid rows, float64 [S], of minibatches of ``counts`` [S, N], over all ranks."""
     return gathered(counts.double().sum(1), gather).sum(0)

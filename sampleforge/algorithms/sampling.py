@@ -293,7 +293,7 @@ def sampling(
     """Return what samples actions from the distribution of ``network``, in numpy where that can be.
     ``noise_correlation``: of the noise of Box actions, see `CorrelatedNoise`."""
     generator, noise, direct = place.generator, None, None
-    if noise_correlation and network.layout.num_boxes:
+    if noise_correlation and network.layout.num_boxes and not network.has_own_distribution:
         size = network.layout.num_boxes
         noise = CorrelatedNoise(noise_correlation, place.num_rows, size, generator)
     if place.is_plain and has_pass(network):

@@ -33,11 +33,13 @@ class ExportFlags:
     policy: str | None = None
     """Which policy to export, in a run with several (--num-policies), such as policy_0."""
     trust: bool = False
-    """Use code that the run folder names: an encoder, and, in a folder without spec.json, an
-    environment package.module:factory. Such a folder can run any code, so give this only for one
-    whose origin you know."""
+    """Use code that the run folder names: an encoder, a policy head, and, in a folder without
+    spec.json, an environment package.module:factory. Such a folder can run any code, so give this
+    only for one whose origin you know."""
     encoder: Annotated[str | None, tyro.conf.arg(name="model.encoder")] = None
     """Repeat the run's package.module:EncoderClass, instead of --trust."""
+    head: Annotated[str | None, tyro.conf.arg(name="model.head")] = None
+    """Repeat the run's package.module:HeadClass, instead of --trust."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -53,7 +55,8 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.tools.export import ExportError, export_run
 
-    repeated = {} if flags.encoder is None else {"model.encoder": flags.encoder}
+    given = {"model.encoder": flags.encoder, "model.head": flags.head}
+    repeated = {name: value for name, value in given.items() if value is not None}
     try:
         metadata = export_run(
             flags.run_dir,

@@ -26,13 +26,16 @@ class TrustFlags(Checked):
 
     trust: bool = False
     """Use code that the run folder names: an environment package.module:factory, its env_kwargs, an
-    encoder. Such a folder can run any code, so give this only for one whose origin you know."""
+    encoder, a policy head. Such a folder can run any code, so give this only for one whose origin
+    you know."""
     env: str | None = None
     """Repeat the run's package.module:factory, instead of --trust."""
     env_kwargs: Annotated[dict[str, Any], KEY_JSON] = field(default_factory=dict)
     """Repeat the run's env_kwargs, instead of --trust."""
     encoder: Annotated[str | None, tyro.conf.arg(name="model.encoder")] = None
     """Repeat the run's package.module:EncoderClass, instead of --trust."""
+    head: Annotated[str | None, tyro.conf.arg(name="model.head")] = None
+    """Repeat the run's package.module:HeadClass, instead of --trust."""
 
     @property
     def trusted(self) -> Trust:
@@ -41,6 +44,7 @@ class TrustFlags(Checked):
             "env": self.env,
             "env_kwargs": self.env_kwargs or None,
             "model.encoder": self.encoder,
+            "model.head": self.head,
         }
         return Trust(self.trust, {name: v for name, v in given.items() if v is not None})
 

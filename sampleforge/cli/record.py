@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
+from sampleforge.config import ConfigError
 from sampleforge.run.folder.files import to_json
 
 
@@ -34,6 +35,11 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.run.recording import PlayRecorder
 
     config = read_config(RunFolder.existing(Path(flags.run_dir)), flags.trusted)
+    if config.model.head is not None:
+        raise ConfigError(
+            f"{flags.run_dir} has a policy head of its own ({config.model.head}), and a dataset "
+            "has the parameters of the built-in distributions of actions alone; record another run"
+        )
     folder = Path(flags.out) if flags.out else Path(flags.run_dir) / "dataset"
     recorder = PlayRecorder(folder.absolute(), config.algo, squashed=config.model.squash_actions)
     try:

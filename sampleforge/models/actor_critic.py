@@ -14,6 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import orthogonal_
 from sampleforge.models.normaliser import make_normaliser
+from sampleforge.models.policy_head import PolicyHead, make_head
 from sampleforge.models.trunk import Trunk
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, action_layout
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec
@@ -34,11 +35,11 @@ class ActorCritic(nn.Module):
     """One policy and its value function, or, without ``has_values``, the policy alone, whose values
     are 0.
 
-    ``state_size``: S, floats of recurrent state per row (0 without a core). ``value_scale``: a
-    buffer [], either 1 or the running scale of the returns, which the learner sets; it is 0 until
-    the scale is known, and values are then 0 as well. ``normaliser``: normalises observations, or
-    None; only its ``update`` and ``merge`` change its statistics. Raises ConfigError if the config
-    does not fit the spaces.
+    ``head``: the user's own policy head, if there is one. ``state_size``: S, floats of recurrent
+    state per row (0 without a core). ``value_scale``: a buffer [], either 1 or the running scale of
+    the returns, which the learner sets; it is 0 until the scale is known, and values are then 0 as
+    well. ``normaliser``: normalises observations, or None; only its ``update`` and ``merge`` change
+    its statistics. Raises ConfigError if the config does not fit the spaces.
     """
 
     value_scale: Tensor
@@ -119,7 +120,19 @@ class ActorCritic(nn.Module):
         mask = obs.get(ACTION_MASK)
         if mask is not None:
             mask = mask.reshape(*parameters.shape[:-1], -1).bool()
+        return self.masked_distribution(parameters, mask)
+
+    def masked_distribution(self, parameters: Tensor, mask: Tensor | None) -> ActionDistribution:
+        """Return the distribution with ``parameters`` [..., P] under a ``mask``, bool [..., number
+        of logits] (None: all is allowed)."""
+        if self.head is not None:
+            return self.head.distribution(parameters, mask)
         return ActionDistribution(self.layout, parameters, mask, self.squash)
+
+    @property
+    def has_own_distribution(self) -> bool:
+        """Whether the actions' distribution is one of the user's own."""
+        return self.head is not None and self.head.has_own_distribution
 
     @torch.no_grad()
     def rescale_values(self, scale: float | Tensor) -> None:
@@ -137,13 +150,22 @@ class ActorCritic(nn.Module):
     def _make_heads(self, config: ModelConfig, critic_features: int) -> None:
         """Create the heads' parameters, which belong to this module itself: see `_output`."""
         layout, boxes = self.layout, self.layout.num_boxes
-        is_learned = config.action_std == "learned"
+        if config.head is not None and not self.has_values:
+            raise ConfigError(
+                f"--model.head {config.head}: sac and td3 compute the gradient of their squashed "
+                "normal distribution themselves; leave it out, or use appo, ddppo or marwil"
+            )
+        self.head: PolicyHead | None = make_head(config, self.actor.out_features, layout)
+        is_learned = config.action_std == "learned" and self.head is None
         outputs = layout.head_size(state_std=not is_learned)
-        policy = orthogonal_(nn.Linear(self.actor.out_features, outputs), gain=0.01)
+        policy = None
+        if self.head is None:
+            policy = orthogonal_(nn.Linear(self.actor.out_features, outputs), gain=0.01)
         value = orthogonal_(nn.Linear(critic_features, 1), gain=1.0) if self.has_values else None
-        if boxes and not is_learned:
-            nn.init.constant_(policy.bias[-boxes:], config.initial_log_std)
-        self.policy_weight, self.policy_bias = policy.weight, policy.bias
+        if policy is not None:
+            if boxes and not is_learned:
+                nn.init.constant_(policy.bias[-boxes:], config.initial_log_std)
+            self.policy_weight, self.policy_bias = policy.weight, policy.bias
         if value is not None:
             self.value_weight, self.value_bias = nn.Parameter(value.weight[0].detach()), value.bias
         self.log_std: nn.Parameter | None = None
@@ -168,6 +190,8 @@ class ActorCritic(nn.Module):
             return self._policy_head(actor)
 
     def _policy_head(self, actor: Tensor) -> Tensor:
+        if self.head is not None:
+            return self.head(actor).float()  # type: ignore[no-any-return]
         p: dict[str, Any] = self._parameters
         parameters = F.linear(actor, p["policy_weight"], p["policy_bias"])
         if self.log_std is not None:

@@ -42,6 +42,10 @@ class ModelConfig(Checked):
     """Recurrent core between encoder and heads."""
     core_size: int = 256
     """Width of the recurrent core's state."""
+    head: str | None = None
+    """A policy head of your own, package.module:Class, with other layers or another distribution of
+    actions: a class derived from PolicyHead, see docs/models.md (default: a linear layer, and
+    categorical or normal distributions)."""
     separate_critic: bool | None = None
     """The value function has its own encoder and core (default: yes without pixels or planes and
     without a core)."""
@@ -63,6 +67,11 @@ class ModelConfig(Checked):
         check_range(self, "cnn_features core_size embed_above embedding_size", low=1)
         check_kinds(self.encode)
         check_range(self, "initial_log_std")
+        if self.head is not None and not all(self.head.partition(":")):
+            raise ConfigError(
+                f"{typed('model.head', self.head)}: must be package.module:Class, such as "
+                "my_model:BetaHead"
+            )
         if any(width < 1 for width in self.widths):
             raise ConfigError(
                 f"{typed('model.hidden_sizes', self.hidden_sizes)}: a layer has at least 1 unit; "

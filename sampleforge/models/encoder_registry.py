@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.models.config import ModelConfig
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
@@ -28,6 +28,7 @@ _BUILT_IN = {
 TRIED_ROWS = 2
 """Observations that a user's encoder is tried with when it is created."""
 _registered: dict[str, str] = {}
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def register_encoder(name: str, target: str | type[nn.Module]) -> None:
@@ -77,7 +78,8 @@ def make_encoder(
     not exist or is not an encoder, or if its output has another width than it says."""
     config = resolve_encoder(config, observations)
     name = config.encoder
-    encoder = _load(_BUILT_IN.get(name, name))(encoded_leaves(observations), config)
+    cls = import_module_class("model.encoder", _BUILT_IN.get(name, name))
+    encoder = cls(encoded_leaves(observations), config)
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")
     if name not in _BUILT_IN:
@@ -131,7 +133,11 @@ def _import_string(target: type[nn.Module]) -> str:
     return f"{target.__module__}:{target.__qualname__}"
 
 
-def _load(import_string: str) -> type[nn.Module]:
+def import_module_class(
+    field: str, import_string: str, base: type[Module] = nn.Module
+) -> type[Module]:
+    """Return the class package.module:Class, derived from ``base``, which the config's ``field``
+    names. Raises ConfigError if there is none."""
     module_name, _, class_name = import_string.partition(":")
     try:
         target = importlib.import_module(module_name)
@@ -139,9 +145,12 @@ def _load(import_string: str) -> type[nn.Module]:
             target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"--model.encoder {import_string}: importing it fails: {error}; it must be "
+            f"{typed(field, import_string)}: importing it fails: {error}; it must be "
             "package.module:Class, importable from where the run is started"
         ) from error
-    if not (isinstance(target, type) and issubclass(target, nn.Module)):
-        raise ConfigError(f"model.encoder {import_string!r} is not a torch.nn.Module class")
+    if not (isinstance(target, type) and issubclass(target, base)):
+        raise ConfigError(
+            f"{typed(field, import_string)}: it is no class derived from "
+            f"{base.__module__}.{base.__qualname__}"
+        )
     return target

@@ -161,7 +161,8 @@ def has_pass(model: ActorCritic) -> bool:
     """Return whether `MlpPass` can compute the outputs of ``model``: an MLP of one vector of
     numbers, with tanh or relu, without LayerNorm and a core, in float32 on the CPU."""
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]
-    return type(model) is ActorCritic and model.has_values and all(map(_is_plain, trunks))
+    is_known = type(model) is ActorCritic and model.has_values and model.head is None
+    return is_known and all(map(_is_plain, trunks))
 
 
 def _is_plain(trunk: Trunk) -> bool:

@@ -172,6 +172,8 @@ def passes_of(model: nn.Module) -> ActorCriticPasses | None:
     passes are not compiled."""
     if type(model) is not ActorCritic or not model.has_values or "forward" in vars(model):
         return None
+    if model.head is not None:
+        return None
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]
     if not all(map(is_dense, trunks)) or not is_trained(model):
         return None

@@ -15,6 +15,8 @@ def part_of(name: str) -> Part:
     or of Q-values."""
     if name.startswith(("critic.", "value_")):
         return "critic"
+    if name.startswith("head."):
+        return "actor"
     if name.startswith("normaliser.") or ".encoder." in name:
         return "encoder"
     return "core" if ".core." in name else "actor"

@@ -54,6 +54,11 @@ class QNetwork(nn.Module):
         in_returns_unit: bool = False,
     ) -> None:
         super().__init__()
+        if config.head is not None:
+            raise ConfigError(
+                f"--model.head {config.head}: a network of Q-values has no policy head; leave it "
+                "out, or use appo, ddppo or marwil"
+            )
         self.num_actions = _num_actions(actions)
         _check_fit(config, observations, self.num_actions)
         self.normaliser = make_normaliser(observations, config)

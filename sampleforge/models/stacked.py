@@ -26,7 +26,7 @@ def is_stackable(network: ActorCritic) -> bool:
     """Return whether the policy is an MLP of one vector, without LayerNorm and a core: its passes
     take no longer than their calls, so that one pass for all saves nearly all of their time."""
     encoder = network.actor.encoder
-    if type(encoder) is not MLP or encoder.norms is not None:
+    if type(encoder) is not MLP or encoder.norms is not None or network.head is not None:
         return False
     return encoder.plain_leaf is not None and network.actor.core is None
 

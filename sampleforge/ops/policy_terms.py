@@ -8,7 +8,7 @@ arithmetic. The tests compare the two, and the derivatives with finite differenc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sampleforge.ops.distributions import (
+    ActionDistribution,
     ActionLayout,
     Categoricals,
     Gaussian,
@@ -107,6 +108,45 @@ class PolicyTerms:
                 )
             gradients += self._box.gradient(by_log_prob, by_entropy)
         return gradients[0] if len(gradients) == 1 else torch.cat(gradients, 1)
+
+
+class AutogradTerms:
+    """What `PolicyTerms` has, of any distribution, by autograd. ``make(parameters)`` returns the
+    distribution of N steps with ``parameters`` [N, P]; ``actions``: leaf -> [N, *shape]."""
+
+    def __init__(
+        self,
+        make: Callable[[Tensor], ActionDistribution],
+        parameters: Tensor,
+        actions: Mapping[str, Tensor],
+    ) -> None:
+        self._parameters = parameters.detach().requires_grad_()
+        with torch.enable_grad():
+            self._distribution = make(self._parameters)
+            self._outputs = [
+                self._distribution.log_prob(actions),
+                self._distribution.entropy(),
+            ]
+        self.log_prob, self.entropy = (output.detach() for output in self._outputs)
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """Return what `ActionDistribution.symmetric_kl_to_uniform` returns, [N]."""
+        with torch.enable_grad():
+            self._outputs.append(self._distribution.symmetric_kl_to_uniform())
+        return self._outputs[-1].detach()
+
+    def gradient(
+        self, by_log_prob: Tensor, by_entropy: Tensor | None, by_symmetric_kl: Tensor | None
+    ) -> Tensor:
+        """Return the derivative [N, P], see `PolicyTerms.gradient`; call it once."""
+        derivatives = (by_log_prob, by_entropy, by_symmetric_kl)
+        given = [
+            (output, derivative)
+            for output, derivative in zip(self._outputs, derivatives, strict=False)
+            if derivative is not None
+        ]
+        outputs, derived = zip(*given, strict=True)
+        return torch.autograd.grad(outputs, self._parameters, derived)[0]
 
 
 class _Discrete:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import typed
+from sampleforge.models.policy_head import draws_itself
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.rings import check_store_order
@@ -95,6 +96,16 @@ RULES: tuple[Rule, ...] = (
         "model.initial_log_std",
         lambda run: not run.has_box,
         "no action is a Box",
+    ),
+    (
+        "model.action_std model.initial_log_std",
+        lambda run: run.config.model.head is not None,
+        "the policy head of your own decides it (--model.head)",
+    ),
+    (
+        "noise_correlation model.squash_actions",
+        lambda run: draws_itself(run.config.model),
+        "the distribution of your own decides it (--model.head)",
     ),
     (
         "model.core_size",

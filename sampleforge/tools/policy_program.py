@@ -46,6 +46,7 @@ from sampleforge.spec import (
 )
 
 VALUE, Q_VALUES, LOGITS, MEAN, LOG_STD = "value", "q_values", "logits", "mean", "log_std"
+PARAMETERS = "parameters"
 Convert = Callable[[Tensor], Tensor]
 
 
@@ -112,6 +113,8 @@ class PolicyProgram(nn.Module):
         """Return the parameters [B, P] of the action distribution by their names."""
         if isinstance(self.model, QNetwork):
             return {Q_VALUES: parameters}
+        if self.model.has_own_distribution:
+            return {PARAMETERS: parameters}
         logits, boxes = self.model.layout.num_logits, self.model.layout.num_boxes
         parts = torch.split(parameters, [logits, boxes, boxes], -1)
         log_std = parts[2].clamp(MIN_LOG_STD, MAX_LOG_STD)
@@ -163,6 +166,10 @@ def _outputs(policy: LoadedPolicy) -> tuple[Column, ...]:
             MEAN: (boxes, "means of the Gaussians of Box actions, before scaling and clipping"),
             LOG_STD: (boxes, "logarithms of their standard deviations"),
         }
+        if model.has_own_distribution:
+            assert model.head is not None
+            text = "the parameters of the actions' distribution, as the policy head gives them"
+            sizes = {PARAMETERS: (model.head.num_parameters, text)}
     columns.append(Column(VALUE, "float32", (), best))
     columns += [Column(n, "float32", (size,), text) for n, (size, text) in sizes.items() if size]
     if model.state_size:
@@ -280,6 +287,9 @@ def _step(policy: LoadedPolicy, slot_rows: list[Columns], state: Array | None) -
     output = model.step(obs, before, torch.zeros(rows, dtype=torch.bool))
     parameters = output.parameters.numpy()
     num_logits = sum(n for leaf in policy.spec.actions.values() for n in leaf.categories)
+    if not isinstance(model, QNetwork) and model.has_own_distribution:
+        unknown = np.full((rows, num_logits), -np.inf)  # another choice than ours is an error
+        return {VALUE: output.values.numpy(), PARAMETERS: parameters, _SCORES: unknown}
     scores, boxes = parameters[:, :num_logits], parameters[:, num_logits:]
     mean, log_std = np.split(boxes, 2, -1)
     mask = obs.get(ACTION_MASK)

@@ -124,6 +124,7 @@ def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
     reasons = {
         f"--model.core {core}: its passes depend on where episodes begin": core != "none",
         f"--num-learners {learners}: it cannot hold the sums of gradients": learners > 1,
+        f"--model.head {config.model.head}: it holds no code of your own": bool(config.model.head),
         "--variable-experience: batches differ in size": config.variable_experience,
         "--noisy-nets: a graph would repeat its noise": getattr(config, "noisy_nets", False),
         f"{typed('anneal', annealed)}: a graph has fixed hyperparameters": bool(annealed),

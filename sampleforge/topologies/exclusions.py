@@ -131,6 +131,11 @@ EXCLUSIONS = (
         "model.core",
         "goals are replaced in single transitions, but for a recurrent core sequences are drawn",
     ),
+    Exclusion(
+        "model.head",
+        "record",
+        "a dataset has the parameters of the built-in distributions of actions alone",
+    ),
     Exclusion("input", "num_policies", FOR_ONE_POLICY),
     Exclusion("input", "opponent_pool", FOR_ONE_POLICY),
     Exclusion("input", "benchmark", "it measures how fast environments are sampled"),

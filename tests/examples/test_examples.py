@@ -23,6 +23,8 @@ LEARNED = {
     "custom_model": (r"last 100 episodes: (\S+)", 60.0),
     "minimal_appo": (r"mean return at the end: (\S+)", 200.0),
     "own_algorithm": (r"last 100 episodes: (\S+)", 60.0),
+    "own_distribution": (r"last 100 episodes: (\S+)", -900.0),
+    "own_loss": (r"last 100 episodes: (\S+)", -900.0),
     "play_onnx": (r"mean return of 10 episodes: (\S+)", 60.0),
     "step_by_step": (r"newest weights: (\d+) steps", 100.0),
 }

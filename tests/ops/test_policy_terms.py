@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, action_layout
-from sampleforge.ops.policy_terms import PolicyTerms, action_columns
+from sampleforge.ops.policy_terms import AutogradTerms, PolicyTerms, action_columns
 from sampleforge.spec import ActionSpec
 
 STEPS = 40
@@ -49,6 +49,12 @@ class Case:
         actions = action_columns(self.layout, self.actions, self.mask, squash=self.squash)
         return PolicyTerms(self.layout, parameters, actions, squash=self.squash)
 
+    def autograd_terms(self) -> AutogradTerms:
+        def make(parameters: torch.Tensor) -> ActionDistribution:
+            return ActionDistribution(self.layout, parameters, self.mask, self.squash)
+
+        return AutogradTerms(make, self.parameters, self.actions)
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ACTIONS)
@@ -77,6 +83,9 @@ def test_the_gradient_by_hand_is_that_of_autograd(name: str) -> None:
     if case.layout.low:  # outside of the range of log std: no gradient
         case.parameters[0, -1], case.parameters[1, -1] = -30.0, 30.0
     found = case.terms(case.parameters).gradient(*case.by)
+    other = case.autograd_terms()
+    other.symmetric_kl_to_uniform()
+    torch.testing.assert_close(other.gradient(*case.by), found, rtol=1e-5, atol=1e-5)
     parameters = case.parameters.requires_grad_()
     plain = ActionDistribution(case.layout, parameters, case.mask, case.squash)
     columns = plain.log_prob(case.actions), plain.entropy(), plain.symmetric_kl_to_uniform()

@@ -22,9 +22,10 @@ VALUES: dict[str, Any] = {
         "policies_to_train": ["policy_0"],
         "benchmark": True,
     },
-    **{"policy_mapping": "a:b", "variable_experience": True, "model": {"core": "gru"}},
+    **{"policy_mapping": "a:b", "variable_experience": True, "model": {"core": "gru", "head": "a:B"}},
     **{
         "her": True,
+        "record": "data",
         "action_repeat": 2,
         "value_distribution": "c51",
         "input": ["data"],
@@ -42,8 +43,8 @@ REFUSED_ALONE = {
     "ddppo": {"sampler_only", "inference", "num_policy_workers"},
     "marwil": {"sampler_only", "benchmark"},
     "pqn": {"compile"},
-    "sac": {"model.core"},
-    "td3": {"model.core"},
+    "sac": {"model.core", "model.head"},
+    "td3": {"model.core", "model.head"},
 }
 """Fields that an algorithm refuses whatever else is given."""
 

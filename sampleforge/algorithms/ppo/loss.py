@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses
 from sampleforge.ops.masked import normalise_rows
-from sampleforge.ops.policy_terms import ActionColumns, PolicyTerms, action_columns
+from sampleforge.ops.policy_terms import ActionColumns, AutogradTerms, PolicyTerms, action_columns
 from sampleforge.ops.returns import vtrace
 from sampleforge.ops.running_stats import Gather, alone, row_moments
 from sampleforge.spec import ACTION_MASK
@@ -145,7 +146,8 @@ class AppoMinibatches:
         self._parts = [
             Steps(*part) for part in zip(*map(minibatches.parts, self._steps), strict=True)
         ]
-        self._actions = self._action_columns(experience)
+        self._actions = self._action_columns(experience) if not model.has_own_distribution else []
+        self._taken = self._actions_taken(experience) if model.has_own_distribution else []
         # Without the large columns: V-trace takes the rest of each minibatch.
         self._traced = None if experience.targets is not None else replace(experience, obs={})
         self._found: list[StepTerms] = []
@@ -153,13 +155,13 @@ class AppoMinibatches:
     def differentiate(self, number: int) -> None:
         """Add to the gradients of the parameters, which are 0, those of this rank's part of the
         loss of minibatch ``number``."""
-        steps, layout, squash = self._parts[number], self._model.layout, self._model.squash
+        steps = self._parts[number]
         parameters, values = self._network.forward(self._minibatches.index[number])
         all_values = values
         if self._traced is not None:  # there is one more time step
             count = len(steps.log_prob)
             parameters, values = parameters[:count], values[:count]
-        policy = PolicyTerms(layout, parameters, self._actions[number], squash=squash)
+        policy = self._policy(number, parameters)
         terms = terms_of(policy, values, steps, self._config)
         if self._traced is not None:
             part = self._minibatches.part(number, self._traced)
@@ -260,6 +262,29 @@ class AppoMinibatches:
 
     def _in_units(self, column: Tensor, masked_out: Tensor) -> Tensor:
         return (column / self._scale).masked_fill_(masked_out, 0.0)
+
+    def _policy(self, number: int, parameters: Tensor) -> PolicyTerms | AutogradTerms:
+        """Return what the loss takes of the policy with these parameters in a minibatch."""
+        model = self._model
+        if not self._taken:
+            columns = self._actions[number]
+            return PolicyTerms(model.layout, parameters, columns, squash=model.squash)
+        actions = dict(self._taken[number])
+        mask = actions.pop(ACTION_MASK, None)
+        return AutogradTerms(partial(model.masked_distribution, mask=mask), parameters, actions)
+
+    def _actions_taken(self, experience: Experience) -> list[dict[str, Tensor]]:
+        """Return the leaves of the actions of each minibatch, with the mask of each step."""
+        minibatches, allowed = self._minibatches, experience.obs.get(ACTION_MASK)
+        leaves = {name: minibatches.flat(leaf) for name, leaf in experience.actions.items()}
+        if allowed is not None:
+            leaves[ACTION_MASK] = minibatches.flat(allowed).flatten(1).bool()
+        parts = {
+            name: minibatches.parts(leaf.view(*minibatches.shape, *leaf.shape[1:]))
+            for name, leaf in leaves.items()
+        }
+        of_each = zip(*parts.values(), strict=True)
+        return [dict(zip(parts, each, strict=True)) for each in of_each]
 
     def _action_columns(self, experience: Experience) -> list[ActionColumns]:
         """Return the actions of each minibatch."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.ops.masked import moment_columns
-from sampleforge.ops.policy_terms import PolicyTerms
+from sampleforge.ops.policy_terms import AutogradTerms, PolicyTerms
 
 
 class Steps(NamedTuple):
@@ -64,7 +64,7 @@ class StepTerms(NamedTuple):
 
 
 def terms_of(
-    policy: PolicyTerms, values: Tensor, steps: Steps, config: AppoLossConfig
+    policy: PolicyTerms | AutogradTerms, values: Tensor, steps: Steps, config: AppoLossConfig
 ) -> StepTerms:
     """Return the terms of N steps, of which ``steps.wanted`` and ``steps.cost`` need not be known
     yet. ``values`` [N] are in units of ``value_scale``."""
@@ -139,7 +139,7 @@ def value_error_slope(moved: Tensor, wanted: Tensor, clip: float | None, weight:
 
 
 def gradient(
-    policy: PolicyTerms, terms: StepTerms, steps: Steps, config: AppoLossConfig
+    policy: PolicyTerms | AutogradTerms, terms: StepTerms, steps: Steps, config: AppoLossConfig
 ) -> tuple[Tensor, Tensor]:
     """Return the derivatives of the loss of N steps by the parameters of the action distribution
     [N, P] and by the values [N], in units of ``value_scale``.

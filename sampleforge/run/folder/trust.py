@@ -16,7 +16,9 @@ from typing import Any
 
 from sampleforge.config import ConfigError, typed
 
-CODE_TO_ACT = ("env", "env_kwargs", "model.encoder")
+CODE_OF_MODEL = ("model.encoder", "model.head")
+"""Fields of a config, by dotted name, whose values can name code that a policy consists of."""
+CODE_TO_ACT = ("env", "env_kwargs", *CODE_OF_MODEL)
 """Fields of a config, by dotted name, whose values can name code that a policy or its environment
 consists of."""
 IMPORTABLE = (
@@ -84,6 +86,8 @@ def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any
         values["env_kwargs"] = importable_kwargs(config)
     if "model.encoder" in used:
         values["model.encoder"] = encoder if ":" in encoder else ""
+    if "model.head" in used:
+        values["model.head"] = config.model.head or ""
     if "policy_mapping" in used:
         values["policy_mapping"] = getattr(config, "policy_mapping", None) or ""
     if "callbacks" in used:
