@@ -16,7 +16,6 @@ your own are another ``new_layers``; here they are the usual linear layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,12 +57,12 @@ class Beta(ActionDistribution):
     def log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
         """Return the log density of actions, summed over the elements."""
         x = (actions[self.leaf.name].flatten(-max(1, len(self.leaf.shape))) - self.low) / self.range
-        density: Any = self.of_unit.log_prob(x.clamp(1e-6, 1.0 - 1e-6))  # type: ignore[no-untyped-call]
+        density: Tensor = self.of_unit.log_prob(x.clamp(1e-6, 1.0 - 1e-6))  # type: ignore[no-untyped-call]
         return (density - self.range.log()).sum(-1)
 
     def entropy(self) -> Tensor:
         """Return the entropy, summed over the elements."""
-        entropy: Any = self.of_unit.entropy()  # type: ignore[no-untyped-call]
+        entropy: Tensor = self.of_unit.entropy()  # type: ignore[no-untyped-call]
         return (entropy + self.range.log()).sum(-1)
 
     def _action(self, x: Tensor) -> dict[str, Tensor]:

@@ -78,8 +78,8 @@ def make_encoder(
     not exist or is not an encoder, or if its output has another width than it says."""
     config = resolve_encoder(config, observations)
     name = config.encoder
-    cls = import_module_class("model.encoder", _BUILT_IN.get(name, name))
-    encoder = cls(encoded_leaves(observations), config)
+    cls: Any = import_module_class("model.encoder", _BUILT_IN.get(name, name), nn.Module)
+    encoder: nn.Module = cls(encoded_leaves(observations), config)
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")
     if name not in _BUILT_IN:
@@ -133,9 +133,7 @@ def _import_string(target: type[nn.Module]) -> str:
     return f"{target.__module__}:{target.__qualname__}"
 
 
-def import_module_class(
-    field: str, import_string: str, base: type[Module] = nn.Module
-) -> type[Module]:
+def import_module_class(field: str, import_string: str, base: type[Module]) -> type[Module]:
     """Return the class package.module:Class, derived from ``base``, which the config's ``field``
     names. Raises ConfigError if there is none."""
     module_name, _, class_name = import_string.partition(":")

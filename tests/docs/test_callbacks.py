@@ -34,9 +34,11 @@ def test_the_examples_run(tmp_path: Path) -> None:
         exec(block, names)
     setting: dict[str, Any] = {"serial": True, "quiet": True, "seed": 1, "report_interval": 1.0}
     setting |= {"num_envs_per_worker": 4, "train_for_env_steps": 4000, "rollout": 32}
-    own = [names["Angles"](), names["Inspect"]()]
-    train(AppoConfig(env="CartPole-v1", run_dir=str(tmp_path / "a"), **setting), own)
-    report = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[-1])
+    own = [names[name]() for name in ("Angles", "Inspect", "Fuel", "Patience")]
+    evaluated = {**setting, "evaluate_interval": 1500, "evaluate_episodes": 2}
+    train(AppoConfig(env="CartPole-v1", run_dir=str(tmp_path / "a"), **evaluated), own)
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    report = {name: value for line in lines for name, value in json.loads(line).items()}
     assert 0.0 < report["custom_angle_min"] < report["custom_angle_mean"] < 0.5
     assert report["custom_weight_norm_mean"] > 0 and report["hours"] > 0
     env = "tests.support.task_envs:LevelEnv"

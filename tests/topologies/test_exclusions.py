@@ -22,7 +22,11 @@ VALUES: dict[str, Any] = {
         "policies_to_train": ["policy_0"],
         "benchmark": True,
     },
-    **{"policy_mapping": "a:b", "variable_experience": True, "model": {"core": "gru", "head": "a:B"}},
+    **{
+        "policy_mapping": "a:b",
+        "variable_experience": True,
+        "model": {"core": "gru", "head": "a:B"},
+    },
     **{
         "her": True,
         "record": "data",

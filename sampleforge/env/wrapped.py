@@ -1,0 +1,43 @@
+"""An environment within wrappers that the config of a run names:
+
+--env sampleforge.env.wrapped:make
+--env-kwargs id=Pendulum-v1 wrappers='["gymnasium.wrappers:TimeAwareObservation"]'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.registry import make_single
+from sampleforge.env.user_code import import_function
+
+
+def make(
+    id: str,
+    wrappers: Sequence[str | Mapping[str, Mapping[str, Any]]],
+    render_mode: str | None = None,
+    **env_kwargs: Any,
+) -> gym.Env[Any, Any]:
+    """Return the environment ``id``, of any name that ``--env`` takes, within ``wrappers``, the
+    innermost first: package.module:Class each, or, with arguments, {package.module:Class:
+    {argument: value}}. They change observations, rewards and actions where the environment is
+    stepped. ``env_kwargs``: those of the environment.
+
+    Raises ConfigError for a wrapper that does not exist, or does not return an environment."""
+    env = make_single(EnvConfig(env=id, env_kwargs=env_kwargs), render_mode)
+    for each in wrappers:
+        named = {each: {}} if isinstance(each, str) else dict(each)
+        for name, arguments in named.items():
+            wrapper = import_function("--env-kwargs wrappers:", name)
+            env = wrapper(env, **arguments)
+            if not isinstance(env, gym.Env):
+                raise ConfigError(
+                    f"--env-kwargs wrappers: {name} returned a {type(env).__name__}, but must "
+                    "return a gymnasium Env; give classes derived from gymnasium.Wrapper"
+                )
+    return env
