@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from sampleforge.config import ConfigError, nearest, typed
-from sampleforge.env.user_code import import_function
 
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
@@ -62,6 +61,8 @@ class Annealing:
 
     @cached_property
     def _function(self) -> Callable[[float], float]:
+        from sampleforge.env.user_code import import_function  # numpy, which flags do without
+
         return import_function(f"--anneal {self.name}", self.text)
 
     def __call__(self, progress: float, value: float) -> float:
