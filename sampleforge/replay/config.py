@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range
 
 
 @dataclass(frozen=True)
 class ReplayConfig(Checked):
-    replay_capacity: int = 2_000_000
-    """Transitions that the replay holds, over all shards (rounded down to whole rollouts)."""
+    usual_capacity: ClassVar[int] = 2_000_000
+    replay_capacity: int | None = None
+    """Transitions that the replay holds, over all shards, rounded down to whole rollouts (default:
+    2000000, with sac and td3 1000000, or as many as fit in memory if these are fewer)."""
     replay_compression: Literal["none", "lz4"] = "none"
     """lz4: keep the frames of stacked images compressed; needs the package lz4."""
     replay_compression_ratio: float = 10.0
@@ -116,7 +118,8 @@ class ReplayConfig(Checked):
                 f"{self.replay_compression}: the GPU's copies are of frames that are not "
                 "compressed; leave out one of the two"
             )
-        if self.learning_starts is not None and self.learning_starts > self.replay_capacity:
+        starts, capacity = self.learning_starts, self.replay_capacity
+        if starts is not None and capacity is not None and starts > capacity:
             raise ConfigError(
                 f"--learning-starts {self.learning_starts}: the replay holds only "
                 f"{self.replay_capacity} transitions (--replay-capacity)"

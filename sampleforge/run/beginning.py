@@ -16,7 +16,12 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import ResumeCheckpoint, frozen_weights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
-from sampleforge.topologies.config import AnyConfig, PolicyRoles, roles_of_policies
+from sampleforge.topologies.config import (
+    AnyConfig,
+    PolicyRoles,
+    ReplayRunConfig,
+    roles_of_policies,
+)
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.learner_maker import freeze
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
@@ -113,6 +118,12 @@ def plan_run(
     model = resolve_encoder(config.model, spec.observations)
     plan = chosen.plan(config, spec, run_device(config, spec))
     config = dataclasses.replace(config, batch_size=plan.batch_size)
+    if isinstance(config, ReplayRunConfig) and config.replay_capacity is None:
+        fits: dict[str, Any] = {
+            "replay_capacity": plan.capacity,
+            "learning_starts": plan.learning_starts,
+        }
+        config = dataclasses.replace(config, **fits)
     others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
     with_encoder = dataclasses.replace(config, model=model)
     agents = (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)

@@ -26,7 +26,7 @@ class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
     heavy_updates: ClassVar[bool] = True
     # Defaults that differ from those of the parts:
     rollout: int = 16
-    replay_capacity: int = 1_000_000
+    usual_capacity: ClassVar[int] = 1_000_000
 
     def __post_init__(self) -> None:
         super().__post_init__()

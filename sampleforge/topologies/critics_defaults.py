@@ -48,7 +48,9 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     if "num_envs_per_worker" in unset:
         unset["num_envs_per_worker"] = max(1, unset["num_envs_per_worker"] // spec.num_agents)
     if "learning_starts" in unset:
-        unset["learning_starts"] = min(config.replay_capacity, unset["learning_starts"])
+        unset["learning_starts"] = min(
+            config.replay_capacity or unset["learning_starts"], unset["learning_starts"]
+        )
     if isinstance(config, SacConfig) and config.target_entropy is None:
         unset["target_entropy"] = -float(action_layout(spec.actions).num_boxes)
     model = config.model

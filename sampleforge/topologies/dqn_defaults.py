@@ -84,7 +84,9 @@ def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     if config.samples_per_insert is None:
         del resolved["samples_per_insert"]  # None is a setting of its own: no limit
     if "learning_starts" in resolved:
-        resolved["learning_starts"] = min(config.replay_capacity, defaults["learning_starts"])
+        resolved["learning_starts"] = min(
+            config.replay_capacity or defaults["learning_starts"], defaults["learning_starts"]
+        )
     resolved["epsilon_base"] = config.base_epsilon
     if config.reward_clip == "auto":
         rescaled = resolved.get("value_rescaling", config.value_rescaling)

@@ -163,6 +163,7 @@ _OF_LEARNING = {
     "optimiser_eps",
     "target_update_interval",
     # any replay
+    "replay_capacity",
     "learning_starts",
     "samples_per_insert",
     "updates_per_env_step",

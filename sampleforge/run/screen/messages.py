@@ -85,11 +85,17 @@ def reason_line(config: AnyConfig, plan: AnyPlan, spec: EnvSpec) -> str:
 def memory_line(config: AnyConfig, plan: AnyPlan) -> str | None:
     """Return the line about the shared memory of a run, None if it is less than `MUCH_MEMORY`."""
     from sampleforge.runtime.machine import human_bytes
+    from sampleforge.topologies.replay.plan import ReplayPlan
 
     needed = plan.shared_bytes * getattr(config, "num_policies", 1)
     if needed < MUCH_MEMORY:
         return None
     flags = "--replay-capacity" if hasattr(config, "replay_capacity") else "--num-envs-per-worker"
+    if isinstance(plan, ReplayPlan) and plan.fitted:
+        return (
+            f"The replay holds {plan.capacity:,} transitions, as many as fit: "
+            f"{human_bytes(needed)} of shared memory (--replay-capacity lowers it)"
+        )
     return f"Experience takes {human_bytes(needed)} of shared memory ({flags} lowers it)"
 
 

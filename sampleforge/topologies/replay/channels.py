@@ -55,7 +55,7 @@ def make_archive(
             why = f"the saved one has another layout: {', '.join(changed)}"
             where = dataclasses.replace(where, saved=None, missing=why)
     if saves(config):
-        _check_room(config, where, _size(config, plan, slots))
+        _check_room(plan, where, _size(config, plan, slots))
     return ReplayArchive(shard_wakeups, slots, ours, where)
 
 
@@ -65,7 +65,7 @@ def _size(config: ReplayRunConfig, plan: ReplayPlan, slots: TrajectorySlots) -> 
     return saved_bytes(slots, stored, config.priority_exponent > 0, sum(plan.ring_bytes))
 
 
-def _check_room(config: ReplayRunConfig, where: ReplayFolder, size: int) -> None:
+def _check_room(plan: ReplayPlan, where: ReplayFolder, size: int) -> None:
     """Raise ConfigError if the disk has no room for two replays of ``size`` bytes: the previous one
     is kept until the new one is complete."""
     there = next(folder for folder in (where.path, *where.path.parents) if folder.exists())
@@ -75,7 +75,7 @@ def _check_room(config: ReplayRunConfig, where: ReplayFolder, size: int) -> None
             f"--save-replay needs {human_bytes(size)} for a full replay, and as much again while "
             f"the next one is written, but only {human_bytes(free)} are free in {where.path}; make "
             f"room, give a --run-dir on a larger disk, or lower --replay-capacity "
-            f"{config.replay_capacity}"
+            f"{plan.capacity}"
         )
 
 

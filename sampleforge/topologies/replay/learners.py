@@ -43,7 +43,7 @@ def sample_batches(
         shard_choice = start.resume.plain()["shard_choice"]
     requests, seed = replay.sample_requests, [start.seed, start.resumes]
     samples = SampleSource(requests, replay.limiter, seed, shard_choice)
-    metrics = ReplayMetrics(replay.limiter, plan.item_steps, config.replay_capacity)
+    metrics = ReplayMetrics(replay.limiter, plan.item_steps, plan.capacity)
     new_reader = partial(make_reader, config, plan, replay.exchange.slots, replay.frames, seed=seed)
     return [
         SampleBatches(

@@ -25,6 +25,9 @@ from sampleforge.topologies.sampler_plan import (
     usual_rows,
 )
 
+MOST_MEMORY, FITTED_MEMORY = 0.9, 0.8
+"""The largest part of the free shared memory that a replay may take, and the part that one takes
+whose capacity is chosen so that it fits."""
 _TREE_BYTES = 8 * 16 / 15  # of the sum tree, per item of a slot
 
 
@@ -46,6 +49,7 @@ class ReplayPlan(SamplerPlan):
     frame_bytes: int  # of all rings, with the positions of blocks in them
     dataset_actors: int = 0  # which read datasets
     frame_places: int = 0  # slots whose frames are on the learner's GPU, too
+    fitted: bool = False  # the capacity is lower than usual, so that it fits into memory
 
     @property
     def num_actors(self) -> int:
@@ -105,8 +109,26 @@ def plan_replay(
     """Return the sizes of a run. Raises ConfigError, with the numbers, the reason and the remedy,
     if the run is not possible.
 
-    ``config``: with resolved defaults; ``device``: the resolved device of learner and policy
-    workers."""
+    ``config``: with resolved defaults; without a capacity, the replay holds the usual one, or as
+    many transitions as fit. ``device``: the resolved device of learner and policy workers."""
+    if config.replay_capacity is not None:
+        plan = _plan(algorithm, config, spec, device)
+        _check_memory(plan)
+        return plan
+    capacity, fitted = config.usual_capacity, False
+    while True:
+        starts = min(config.learning_starts or capacity, capacity)
+        chosen = replace(config, replay_capacity=capacity, learning_starts=starts)
+        plan = replace(_plan(algorithm, chosen, spec, device), fitted=fitted)
+        share = _share_of_memory(plan) * config.num_policies
+        if share <= MOST_MEMORY:
+            most = plan.capacity // 2 if fitted else plan.capacity
+            return replace(plan, learning_starts=min(plan.learning_starts, most))
+        fitted, capacity = True, min(int(capacity * FITTED_MEMORY / share), capacity - 1)
+
+
+def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: str) -> ReplayPlan:
+    """Return the sizes of a run whose capacity is given."""
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
     uses_cuda_graphs(config, device)  # refuses what cannot be
@@ -151,13 +173,13 @@ def plan_replay(
         dataset_actors=len(config.datasets),
         frame_places=frame_places(shape, slots, config.replay_gpu_memory, device),
     )
-    _check_memory(config, plan)
     return plan
 
 
 def _stored_slots(config: ReplayRunConfig, sampler: SamplerPlan) -> tuple[int, ...]:
     """Return how many rollouts each shard stores. Raises ConfigError if one would store none."""
     shards, new_steps = config.num_replay_shards, sampler.rollout * sampler.rows
+    assert config.replay_capacity is not None, "it is given, or chosen"
     stored = config.replay_capacity // new_steps
     if stored < shards:
         raise ConfigError(
@@ -261,16 +283,23 @@ def _tolerance(config: ReplayRunConfig, ratio: float | None, drawn: int, leased:
     return least if asked is None else asked
 
 
-def _check_memory(config: ReplayRunConfig, plan: ReplayPlan) -> None:
-    held = plan.slot_bytes + plan.frame_bytes
-    free, needed = shared_memory_free(), held + plan.tree_bytes
-    if free is not None and needed > 0.9 * free:
+def _share_of_memory(plan: ReplayPlan) -> float:
+    """Return the part of the free shared memory that a replay takes; above 1 it has no room."""
+    free = shared_memory_free()
+    return 0.0 if free is None else plan.shared_bytes / max(1, free)
+
+
+def _check_memory(plan: ReplayPlan) -> None:
+    """Raise ConfigError if a replay whose capacity is given does not fit into shared memory."""
+    share = _share_of_memory(plan)
+    if share > MOST_MEMORY:
+        held = plan.slot_bytes + plan.frame_bytes
         raise ConfigError(
             f"a replay of {plan.capacity} transitions needs {human_bytes(held)} of "
             f"shared memory and {human_bytes(plan.tree_bytes)} for priorities, but only "
-            f"{human_bytes(free)} are free; lower --replay-capacity {config.replay_capacity} (to "
-            f"{int(plan.capacity * 0.8 * free / needed)}, say), or give the machine or container "
-            "more"
+            f"{human_bytes(plan.shared_bytes / share)} are free; lower --replay-capacity (to "
+            f"{int(plan.capacity * FITTED_MEMORY / share)}, say), leave it out for as many as fit, "
+            "or give the machine or container more"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from time import monotonic
@@ -17,7 +18,9 @@ from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.slots import Owner
+from sampleforge.run.screen.messages import memory_line
 from sampleforge.runners.base import WorkerDied
+from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.replay.ladder import (
@@ -171,6 +174,25 @@ def test_plans_that_cannot_run_are_refused_with_numbers(
 ) -> None:
     chosen = apex_config(**change)
     with pytest.raises(ConfigError, match=message):
+        planned(chosen)
+
+
+def test_an_unset_capacity_is_what_fits_into_memory() -> None:
+    chosen = apex_config(replay_capacity=None, learning_starts=20_000)
+    with assumed(Machine(2, 0, memory=10**12)):
+        usual = planned(chosen)
+    assert 0.99 * chosen.usual_capacity < usual.capacity <= chosen.usual_capacity
+    assert not usual.fitted
+    with assumed(Machine(2, 0, memory=2 * 10**6)):
+        plan = planned(chosen)
+        assert plan.fitted and 1000 < plan.capacity < 100_000
+        assert 10**6 < plan.shared_bytes <= 0.9 * 2 * 10**6
+        assert plan.learning_starts == plan.capacity // 2
+        text = memory_line(chosen, dataclasses.replace(plan, slot_bytes=10**10))
+        assert text is not None and f"holds {plan.capacity:,} transitions, as many as fit" in text
+        with pytest.raises(ConfigError, match=r"transitions needs .*leave it out for as many"):
+            planned(apex_config(replay_capacity=plan.capacity * 3))
+    with assumed(Machine(2, 0, memory=1000)), pytest.raises(ConfigError, match="does not give"):
         planned(chosen)
 
 

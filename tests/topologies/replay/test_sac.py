@@ -101,7 +101,7 @@ def test_settings_that_cannot_take_effect_are_refused(more: dict[str, Any], says
 
 @pytest.mark.parametrize("config", [SacConfig(env="Code"), Td3Config(env="Code")])
 def test_the_replay_is_smaller_than_that_of_q_learning_and_rollouts_shorter(config: Any) -> None:
-    assert (config.replay_capacity, config.rollout) == (1_000_000, 16)
+    assert (config.usual_capacity, config.rollout) == (1_000_000, 16)
 
 
 @pytest.mark.parametrize("updates", [0.25, 2.0])
