@@ -83,7 +83,7 @@ setup(
         "gymnasium>=1.1",
         "tensorboardX>=2.6.2",
         "threadpoolctl>=3.5",
-        "tyro>=0.9",
+        "tyro>=1.0",
         "PyYAML>=6.0",
         "rich>=13.7",
         "psutil>=5.9",
