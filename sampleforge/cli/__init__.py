@@ -36,6 +36,7 @@ VERBS = {
     "check-env": "check an environment before training in it",
     "presets": "list the presets, or print one",
     "doctor": "check this machine and installation",
+    "completion": "have the shell complete commands and flags",
 }
 EXAMPLES = """\
 examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -15,7 +15,12 @@ from sampleforge.presets import preset_file, preset_names, preset_values
 from sampleforge.tools.jobs.jobs import FILE_WIDTH
 from sampleforge.topologies.config import ALGOS
 
+if TYPE_CHECKING:
+    from sampleforge.presets.scores import PresetScore
+
 UNMEASURED = "not measured"
+WIDE = 100
+"""Columns from which the table has the environments."""
 
 
 @dataclass(frozen=True)
@@ -37,45 +42,61 @@ def run(args: Sequence[str]) -> int:
     if not flags.names:
         show(presets)
     for wanted in flags.names:
-        paths = [preset_file(algo, name) for algo, name in presets if name == wanted]
-        if not paths:
+        named = [(algo, name) for algo, name in presets if name == wanted]
+        if not named:
             near = nearest(wanted, [name for _, name in presets])
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(f"Unknown preset {wanted}.{hint} `sampleforge presets` lists them")
-        for path in paths:
-            print(path.read_text(encoding="utf-8"), end="")
+        for algo, name in named:
+            for score in scores_of(algo, name):
+                print(f"# {algo}, {score.env}: {_shown(score)} on {score.date}; {score.protocol}")
+            print(preset_file(algo, name).read_text(encoding="utf-8"), end="")
     return 0
 
 
+def scores_of(algo: str, preset: str) -> list[PresetScore]:
+    """Return the measurements of a preset, one per variant of its environment."""
+    from sampleforge.presets.scores import read_scores
+
+    scores = read_scores().values()
+    return [score for score in scores if (score.algo, score.preset) == (algo, preset)]
+
+
+def _shown(score: PresetScore) -> str:
+    mark = "" if score.is_current else "*"
+    return f"{score.score:,.5g}{mark} ({len(score.seeds)})"
+
+
 def show(presets: Sequence[tuple[str, str]]) -> None:
-    """Print the table of presets, each given by algorithm and name."""
-    from rich import box
+    """Print the table of presets, each given by algorithm and name; without the environments where
+    the terminal has no room for them."""
     from rich.console import Console
     from rich.table import Table
 
-    from sampleforge.presets.scores import duration, read_scores
+    from sampleforge.presets.scores import duration
 
-    scores = read_scores()
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("topology", "preset", "environment", "score", "time", "date", "protocol"):
-        table.add_column(title, overflow="fold")
-    older = False
-    for algo, name in presets:
-        env = str(preset_values(algo, name).get("env", ""))
-        of_this = [score for score in scores.values() if (score.algo, score.preset) == (algo, name)]
-        if not of_this:
-            table.add_row(algo, name, env, UNMEASURED, "", "", "")
-        for score in of_this:
-            mark = "" if score.is_current else "*"
-            older = older or not score.is_current
-            seeds = len(score.seeds)
-            shown = f"{score.score:,.5g}{mark} ({seeds} seed{'s' if seeds > 1 else ''})"
-            time = duration(score.time)
-            table.add_row(algo, name, score.env, shown, time, score.date, score.protocol)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    wide = console.width >= WIDE
+    for title in ("algo", "preset", *["environment"] * wide, "score", "time"):
+        table.add_column(title, overflow="fold", justify="right" if title == "time" else "left")
+    older = False
+    for algo, name in presets:
+        scores = scores_of(algo, name)
+        env = str(preset_values(algo, name).get("env", ""))
+        if not scores:
+            table.add_row(algo, name, *[env] * wide, UNMEASURED, "")
+        for score in scores:
+            older = older or not score.is_current
+            time = duration(score.time)
+            table.add_row(algo, name, *[score.env] * wide, _shown(score), time)
     console.print(table)
-    console.print("score: median over the seeds; time: median of the trainings", style="dim")
+    console.print(
+        "score: median over the seeds (their number); time: of a training. `sampleforge presets "
+        "NAME` prints a preset, and how it was measured.",
+        style="dim",
+    )
     if older:
         console.print("* measured before the settings of the preset were changed")

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from sampleforge.cli import VERBS, main
 from sampleforge.cli.flags import key_values
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, to_plain, typed
+from sampleforge.run.screen.messages import banner
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
 HELPS = [["--help"], ["train", "--help"], *(["train", algo, "--help"] for algo in ALGOS)]
@@ -277,6 +279,61 @@ def test_packaged_presets_are_whole(algo, name):
     path = presets.preset_file(algo, name)
     purpose = path.read_text().splitlines()[0]
     assert purpose.startswith("# ") and len(purpose) > len("# ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ([""], [*VERBS]),
+        (["train", ""], [*ALGOS]),
+        (["train", "appo", "--num-w"], ["--num-workers"]),
+        (["train", "appo", "--lr-schedule", "l"], ["linear"]),
+        (["train", "appo", "--preset", "minig"], ["minigrid-memory"]),
+        (["train", "appo", "--track", ""], ["csv", "wandb", "trackio"]),
+        (["eval", "run", "--no-s"], ["--no-stochastic"]),
+        (["eval", "ru"], []),  # files, by the shell
+    ],
+)
+def test_the_shell_is_offered_what_can_follow(typed, offered, capsys):
+    assert main(["completion", "--words", *typed]) == 0
+    assert capsys.readouterr().out.split() == offered
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes():
+    script = """\
+PATH=$1:$PATH; eval "$(sampleforge completion)"
+COMP_WORDS=(sampleforge train appo --min) COMP_CWORD=3
+_sampleforge; echo "${COMPREPLY[@]}"; complete -p sampleforge"""
+    found = subprocess.run(
+        ["bash", "-c", script, "bash", str(Path(sys.executable).parent)],
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.splitlines()[0] == "--minibatch-size", found.stderr
+    assert "-F _sampleforge" in found.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_presets_fit_into_a_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["presets"]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= columns
+    row = next(line for line in lines if "cartpole " in line).split()
+    assert row[:2] == ["appo", "cartpole"] and row[-2:] == ["20", "s"]
+    assert ("CartPole-v1" in row) == (columns == 120)
+    assert main(["presets", "cartpole"]) == 0
+    assert "# appo, CartPole-v1: 500 (20) on " in capsys.readouterr().out
+
+
+def test_a_run_without_a_stop_condition_says_so():
+    endless = "No stop condition"
+    assert endless in banner(AppoConfig(env="X-v0"))
+    assert endless not in banner(AppoConfig(env="X-v0", stop=("loss<1",)))
+    assert endless not in banner(AppoConfig(env="X-v0", train_for_seconds=1))
 
 
 def test_envs_lists_by_family(capsys):

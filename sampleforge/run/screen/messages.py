@@ -46,6 +46,9 @@ def banner(config: AnyConfig) -> str:
     lines = [f"SampleForge {__version__}: {config.algo} on {config.env}, {_device(config)}{seed}"]
     if config.run_dir is not None:
         lines.append(f"Run folder {config.run_dir}")
+    ends = (config.train_for_env_steps, config.train_for_seconds, config.stop or None)
+    if not config.benchmark and getattr(config, "schedule", None) is None and not any(ends):
+        lines.append("No stop condition (such as --train-for-env-steps 1e6): trains until Ctrl-C")
     return "\n".join(lines)
 
 

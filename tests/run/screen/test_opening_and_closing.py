@@ -49,10 +49,12 @@ COMMANDS = [
 
 
 def test_the_banner_says_what_runs_and_where_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    asked = AppoConfig(env="CartPole-v1", seed=7, run_dir="runs/x", device="cuda:1")
+    asked = AppoConfig(
+        env="CartPole-v1", seed=7, run_dir="runs/x", device="cuda:1", stop=("loss<1",)
+    )
     first, second = banner(asked).splitlines()
     assert first.endswith("appo on CartPole-v1, GPU 1, seed 7") and second == "Run folder runs/x"
-    assert banner(AppoConfig(env="E", device="cpu")).endswith("appo on E, CPU")
+    assert "appo on E, CPU\nNo stop condition" in banner(AppoConfig(env="E", device="cpu"))
 
 
 def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
