@@ -39,7 +39,7 @@ EXTRAS["test"] = [
     *EXTRAS["all"],  # of every family and export there are tests
     *("pytest>=8.0", "pytest-xdist>=3.6", "nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29"),
 ]
-EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
+EXTRAS["docs"] = ["zensical>=0.0.70", "mkdocstrings[python]>=0.26"]
 EXTRAS["dev"] = [
     *EXTRAS["test"],
     *EXTRAS["docs"],

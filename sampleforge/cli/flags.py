@@ -98,7 +98,7 @@ def parse(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
     """
     hints, texts = typing.get_type_hints(cls, include_extras=True), dict[str, str]()
     for base in filter(dataclasses.is_dataclass, cls.__mro__):  # the command's own flags first
-        texts |= {name: text for name, text in _docs(base).items() if name not in texts}
+        texts |= {name: text for name, text in docstrings(base).items() if name not in texts}
     defaults = {f.name: _default(f) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     names = sorted(defaults, key=[*texts].index)
     shown = [_flag(name, hints[name], texts[name], defaults[name]) for name in names]
@@ -375,7 +375,7 @@ TITLES = {
 def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[Any]:
     """Return the flags of a config class: ``first``, then a group per part. ``defaults`` has the
     fields of ``cls``."""
-    groups, parts = list(first), _parts(cls)
+    groups, parts = list(first), config_parts(cls)
     covered = {name for part in parts for name in inspect.get_annotations(part)} | {*_nested(cls)}
     missing = {field.name for field in dataclasses.fields(cls)} - covered
     assert not missing, f"{cls.__name__} has fields in no part, which no flag would set: {missing}"
@@ -383,7 +383,9 @@ def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[
         group = dataclasses.make_dataclass(
             part.__name__, _own_flags(part, defaults).values(), frozen=True
         )
-        groups.append(_titled(_title(part), TITLES.get(_title(part), _title(part)), group))
+        groups.append(
+            _titled(part_title(part), TITLES.get(part_title(part), part_title(part)), group)
+        )
     for name, kind in _nested(cls).items():
         flags = _own_flags(kind, getattr(defaults, name), f"{name}.").values()
         group = dataclasses.make_dataclass(kind.__name__, flags, frozen=True)
@@ -398,7 +400,7 @@ def chosen_flags(
     names of fields by the title of their group. The title is empty for the group that ``first``
     comes at the end of, and the name of the field for those of a nested class. Names that ``cls``
     has not are left out."""
-    flags = {k: v for part in _parts(cls) for k, v in _own_flags(part, defaults).items()}
+    flags = {k: v for part in config_parts(cls) for k, v in _own_flags(part, defaults).items()}
     nested, groups = _nested(cls), list[Field]()
     for number, (title, names) in enumerate(chosen.items()):
         is_nested = title in nested
@@ -423,12 +425,12 @@ def _titled(name: str, title: str, group: type[Any]) -> Field:
 def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
     """Return the fields of ``cls``, nested, from parsed flags of `config_flags`."""
     values: dict[str, Any] = {}
-    for part in _parts(cls):
-        values |= to_plain(getattr(flags, _title(part)))
+    for part in config_parts(cls):
+        values |= to_plain(getattr(flags, part_title(part)))
     return values | {name: to_plain(getattr(flags, name)) for name in _nested(cls)}
 
 
-def _parts(cls: type[Any]) -> list[type[Any]]:
+def config_parts(cls: type[Any]) -> list[type[Any]]:
     """Return the dataclasses that ``cls`` inherits its fields from, in the order of its fields;
     those that only put others together, or set other defaults, have no part of their own."""
     bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
@@ -451,7 +453,7 @@ def _nested(cls: type[Any]) -> dict[str, type[Any]]:
     return nested
 
 
-def _title(part: type[Any]) -> str:
+def part_title(part: type[Any]) -> str:
     """Return the name of a part's group: the last word of the class's name (AppoLossConfig:
     loss)."""
     words: list[str] = re.findall("[A-Z][a-z0-9]*", part.__name__.removesuffix("Config"))
@@ -461,7 +463,7 @@ def _title(part: type[Any]) -> str:
 def _own_flags(part: type[Any], defaults: Any, prefix: str = "") -> dict[str, Field]:
     """Return the flags of one part: its own fields, with their docstrings as help. ``prefix``: the
     beginning of the flags' names."""
-    hints, docs = typing.get_type_hints(part), _docs(part)  # type: ignore[arg-type]
+    hints, docs = typing.get_type_hints(part), docstrings(part)  # type: ignore[arg-type]
     return {
         name: _flag(name, hints[name], docs.get(name, ""), getattr(defaults, name), prefix)
         for name in inspect.get_annotations(part)
@@ -524,7 +526,7 @@ def _metavar(hint: Any) -> str | None:
 
 
 @functools.cache
-def _docs(cls: Any) -> dict[str, str]:
+def docstrings(cls: Any) -> dict[str, str]:
     """Return the docstrings under the fields of a class, each as one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)

@@ -77,7 +77,7 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as both GitHub and mkdocs make it of plain ones."""
+    """The anchor of a heading, as both GitHub and the site make it of plain ones."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
