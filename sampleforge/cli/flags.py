@@ -203,7 +203,7 @@ OTHER_NAMES = {
     "deterministic": "no-stochastic",
     "explore": "stochastic",
     "greedy": "no-stochastic",
-"exploration-schedule": "anneal exploration-coeff=linear",
+    "exploration-schedule": "anneal exploration-coeff=linear",
 }
 """Name of a flag in other libraries, or in earlier versions -> name of the same flag here."""
 

@@ -27,8 +27,8 @@ from sampleforge.topologies.config_classes import algorithm_names
 EVERYDAY = {
     "": "env env_kwargs input",
     "run": "train_for_env_steps train_for_seconds stop run_dir resume seed device init_from",
-    "learning": "learning_rate gamma batch_size minibatch_size num_epochs rollout gae_lambda "
-    "clip_ratio exploration_coeff epsilon_env_steps replay_capacity learning_starts "
+    "learning": "learning_rate anneal gamma batch_size minibatch_size num_epochs rollout "
+    "gae_lambda clip_ratio exploration_coeff epsilon_env_steps replay_capacity learning_starts "
     "samples_per_insert updates_per_env_step n_step normalise_returns reward_scale "
     "advantage_exponent",
     "model": "encoder hidden_sizes core normalise_observations",

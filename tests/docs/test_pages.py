@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import runpy
 
 import pytest
 
-from benchmarks import settings
 from sampleforge.topologies.config import ALGOS
 from tests.support import PAGES, REPO
 
@@ -34,8 +34,9 @@ def test_the_results_that_a_page_names_exist(page: str) -> None:
 
 
 def test_the_reference_has_every_flag_with_its_default() -> None:
-    text = settings.PAGE.read_text(encoding="utf-8")
-    assert text == settings.page(), "python benchmarks/settings.py --write"
+    text = TEXTS["docs/reference/settings.md"]
+    page = runpy.run_path(str(REPO / "benchmarks" / "settings.py"))["page"]
+    assert text == page(), "python benchmarks/settings.py --write"
     fields = {field.name for cls in ALGOS.values() for field in dataclasses.fields(cls)}
     assert {f"--{name.replace('_', '-')}" for name in fields - {"model"}} <= set(
         re.findall(r"^\| `(--[\w-]+)` \|", text, re.MULTILINE)
