@@ -48,7 +48,7 @@ def tables() -> Iterator[str]:
 
 
 def _table(part: type[Any], algos: list[str], prefix: str) -> str:
-    texts = docstrings(part)
+    texts = docstrings(part)  # type: ignore[arg-type]
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for name in inspect.get_annotations(part):
         if name in texts and not inspect.get_annotations(part)[name].startswith("ClassVar"):

@@ -18,7 +18,7 @@ import yaml
 import sampleforge.torchrun
 from sampleforge.api import load_policy, train
 from sampleforge.cli import main
-from sampleforge.cli.flags import _docs, _nested, _parts
+from sampleforge.cli.flags import _nested, config_parts, docstrings
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import importable_kwargs
@@ -231,9 +231,9 @@ def test_every_field_that_names_code_is_known() -> None:
     """A new field of that kind has to be written into IMPORTABLE."""
     found = set()
     for cls in ALGOS.values():
-        docs = {name: text for part in _parts(cls) for name, text in _docs(part).items()}  # type: ignore[arg-type]
+        docs = {name: text for part in config_parts(cls) for name, text in docstrings(part).items()}  # type: ignore[arg-type]
         for group, kind in _nested(cls).items():
-            docs |= {f"{group}.{name}": text for name, text in _docs(kind).items()}  # type: ignore[arg-type]
+            docs |= {f"{group}.{name}": text for name, text in docstrings(kind).items()}  # type: ignore[arg-type]
         found |= {name for name, text in docs.items() if "module:" in text}
     by_name = {"env", "model.encoder", "policy_mapping", "callbacks"}
     by_name |= {"evaluation_env", "evaluation_function"}
