@@ -238,6 +238,24 @@ def test_weights_that_the_driver_sends_leave_the_rest_and_are_loaded_once(tmp_pa
     assert follower.has_applied(member, older), "a request before it would not undo it"
 
 
+def test_hyperparameters_that_the_driver_sets_are_applied_in_their_order_by_all_learners() -> None:
+    member, one, other = trained(2), ChangeFollower(), ChangeFollower()
+    rates = [ChangeRequest(n, hyperparameters={"learning_rate": n * 1e-4}) for n in (1, 2)]
+    clip = ChangeRequest(3, hyperparameters={"clip_ratio": 0.05})
+    for asked in (*rates, clip, clip):
+        one.ask(asked)
+    for asked in rates:
+        other.ask(asked)
+    dues = [torch.tensor(each) for each in zip(one.due(member), other.due(member), strict=True)]
+    assert one.agreed(dues) == [0], "not every learner has been asked for the last one"
+    other.ask(clip)
+    assert one.due(member) == other.due(member) == [3]
+    assert one.apply(member, one.due(member)) and one.has_applied(member, clip)
+    found = member.hyperparameters()
+    assert (found["learning_rate"], found["clip_ratio"]) == (2e-4, 0.05)
+    assert not one.apply(member, one.due(member))
+
+
 class WithTarget(GradientLearner[Any, Any]):
     """Has another network, "target", with tensors of the same names as the published one's."""
 
