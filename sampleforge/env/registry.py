@@ -29,6 +29,7 @@ from sampleforge.env.env_code import making
 from sampleforge.env.family import Family
 from sampleforge.env.given import PREFIX, GivenEnv, lost
 from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
+from sampleforge.env.old_gym import OldGymEnv, is_old
 from sampleforge.env.parallel import ParallelRows, is_multi_agent
 from sampleforge.env.place import Place, takes
 from sampleforge.env.single import SyncVector
@@ -179,7 +180,7 @@ def _single(config: EnvConfig, render_mode: str | None) -> Env:
             f"{config.env} cannot be rendered, because its factory takes no render_mode; give it "
             "that parameter, and pass it on to the environment"
         )
-    env: Env = factory(**SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering)
+    env = _made(config, factory, **SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering)
     limit = config.max_episode_frames
     return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)
 
@@ -434,10 +435,12 @@ def _factory_vector(
     env per row, of gymnasium or of PettingZoo."""
     kwargs = config.env_kwargs
     if not takes(factory, "num_envs"):
-        made = [factory(**place.arguments(factory, 0, kwargs))]  # tells its kind; the first row
+        made = [_made(config, factory, **place.arguments(factory, 0, kwargs))]  # tells its kind
 
         def make(row: int) -> Any:
-            return made.pop() if made else factory(**place.arguments(factory, row, kwargs))
+            if made:
+                return made.pop()
+            return _made(config, factory, **place.arguments(factory, row, kwargs))
 
         if is_multi_agent(made[0]):
             return ParallelRows(config, make, num_rows, seeds).seats[0]
@@ -456,6 +459,12 @@ def _factory_vector(
     env = _checked(config, factory(num_envs=num_rows, **kwargs), VectorEnv)
     kind = GymnasiumVector if config.max_episode_steps is None else TruncatedVector
     return kind(config, env, seeds)
+
+
+def _made(config: EnvConfig, factory: Callable[..., Any], **arguments: Any) -> Any:
+    """Return what a factory makes; an environment of the package gym as gymnasium's."""
+    env = factory(**arguments)
+    return OldGymEnv(env, config.env) if is_old(env) else env
 
 
 def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:

@@ -34,9 +34,13 @@ NUMBERS = frozenset(
 )
 """The types of numbers that need no closer look."""
 _FLAGS = frozenset({True, False})
-_ONE_NUMBER = (
-    "return one number: a wrapper can weight the rewards of several objectives, and an environment "
-    "that rewards several agents must be a PettingZoo ParallelEnv"
+_OBJECTIVES = (
+    "the rewards of several objectives are weighted by a wrapper, such as LinearReward(env, "
+    "weight=...) of mo_gymnasium.wrappers, in a factory of your own: --env package.module:factory"
+)
+_AGENTS = (
+    "an environment that rewards several agents must be a PettingZoo ParallelEnv: wrap it in one, "
+    "in a factory of your own: --env package.module:factory"
 )
 
 
@@ -106,7 +110,12 @@ def reward_of(value: Any, where: str) -> float:
         return value
     number = number_of(value)
     if number is None:
-        refuse(where, "the reward", "a number", value, _ONE_NUMBER)
+        remedy = "return one number"
+        if isinstance(value, np.ndarray) and value.size > 1:
+            remedy = _OBJECTIVES
+        elif isinstance(value, list | tuple):
+            remedy = _AGENTS
+        refuse(where, "the reward", "a number", value, remedy)
     return number
 
 

@@ -16,6 +16,8 @@ NEAR = 0.75
 "DescentEnv" suggests "Centipede"."""
 LEAST_PART = 4
 """Least length of a name that suggests the longer ones which contain it."""
+WITH_BRACES = re.compile(r"""["']([\w/.-]+\{[\w/.{}:-]*-v\d+)["']""")
+"""A text of code that is filled in, and becomes an id then."""
 LARGEST = 1 << 20
 """Bytes of the largest module of a package that is searched for an id."""
 OWN = ("sampleforge", "gymnasium")
@@ -73,17 +75,33 @@ def similar(env_id: str, known: Iterable[str]) -> list[str]:
 
 def registering(env_id: str) -> Iterator[tuple[str, str]]:
     """Find the installed packages for gymnasium in whose code the id stands as a text, with any
-    version; return (package, module:Id) of each."""
+    version, or a text with braces that may become the id ("Foraging-{0}x{0}-v3"); return (package,
+    module:Id) of each."""
     name = re.escape(env_id.rpartition("-v")[0] or env_id)
     written = re.compile(rf"""["']((?:[\w-]+/)?{name}-v\d+)["']""")
     for package in distributions():
         needs = package.requires or ()
         if package.name in OWN or not any(re.match(r"gym(nasium)?\b", need) for need in needs):
             continue
-        ids = {(module, one) for module, text in _code(package) for one in written.findall(text)}
+        ids = {
+            (module, one)
+            for module, text in _code(package)
+            for one in (*written.findall(text), *([env_id] if _may_make(text, env_id) else ()))
+        }
         if ids:
             module, one = max(ids, key=lambda each: (each[1] == env_id, _version(each[1])))
             yield package.name, f"{module}:{one}"
+
+
+def _may_make(text: str, env_id: str) -> bool:
+    """Return whether a text with braces in this code may become the id. It must begin with some
+    letters of it."""
+    for found in WITH_BRACES.findall(text):
+        parts = re.split(r"\{[^{}]*\}", found)
+        pattern = ".*".join(map(re.escape, parts))
+        if len(parts[0]) >= LEAST_PART and re.fullmatch(pattern, env_id):
+            return True
+    return False
 
 
 def _code(package: Distribution) -> Iterator[tuple[str, str]]:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.wrappers import ClipReward, RecordEpisodeStatistics
 
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.env import registry
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.old_gym import space_of
 from sampleforge.env.place import row_seeds
 from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
@@ -145,13 +148,80 @@ def test_the_installed_package_that_registers_an_id_is_named(
     (about / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: flappy-thing\nVersion: 1.0\nRequires-Dist: gymnasium>=1.0\n"
     )
-    (about / "RECORD").write_text("flappy_thing/__init__.py,,\nflappy_thing/lost.py,,\n")
+    (tmp_path / "flappy_thing" / "filled.py").write_text('ids = f"Filled-{s}x{s}{more}-v2"')
+    (about / "RECORD").write_text(
+        "".join(f"flappy_thing/{each}.py,,\n" for each in ("__init__", "lost", "filled"))
+    )
     monkeypatch.syspath_prepend(tmp_path)
     message = "The package flappy-thing registers it .*: --env flappy_thing:FlappyBird-v1$"
     with pytest.raises(ConfigError, match=message):
         vector("FlappyBird-v0")
     with pytest.raises(ConfigError, match=r"--env flappy_thing:fly/Deep-v3$"):
         vector("Deep-v3")
+    with pytest.raises(ConfigError, match=r"--env flappy_thing:Filled-8x8-v2$"):
+        vector("Filled-8x8-v2")
+
+
+class OldEnv:
+    """An environment as gym before 0.26 has them; `Env` stands for that package's."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict({"far": spaces.Box(0, 9, (2,), np.float32)})
+        self.action_space = spaces.Discrete(3)
+        self.seeds: list[Any] = []
+
+    def seed(self, seed: Any) -> None:
+        self.seeds.append(seed)
+
+    def reset(self) -> Any:
+        self.steps = 0
+        return {"far": np.zeros(2, np.float32)}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        cut = self.steps == 2 and len(self.seeds) == 1
+        info = {"TimeLimit.truncated": True} if cut else {}
+        return {"far": np.full(2, self.steps, np.float32)}, 1.5, self.steps == 2, info
+
+    def close(self) -> None:
+        self.seeds.append("closed")
+
+
+def old_env() -> Any:
+    package = type("Env", (), {"__module__": "gym.core"})
+    return type("Old", (OldEnv, package), {})()
+
+
+def test_an_environment_of_the_package_gym_is_one_of_gymnasium() -> None:
+    envs = vector(f"{__name__}:old_env")
+    env: Any = envs.row_env(0)
+    assert (env.observation_space, env.action_space) == (
+        spaces.Dict({"far": spaces.Box(0, 9, (2,), np.float32)}),
+        spaces.Discrete(3),
+    )
+    assert env.seeds == [0], "seeded once, by the first reset"
+    assert env.reset()[1] == {} and env.seeds == [0]
+    assert env.step(1)[1:] == (1.5, False, False, {})
+    assert env.step(1)[1:4] == (1.5, False, True)
+    envs.close()
+    assert env.seeds[-1] == "closed"
+
+
+def test_the_spaces_of_the_package_gym_become_those_of_gymnasium() -> None:
+    kinds = [
+        spaces.Box(-1, 2, (3,), np.float64),
+        spaces.Discrete(4, start=-1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(3),
+    ]
+    for kind in kinds:
+        of_gym: Any = type(type(kind).__name__, (), {})()
+        of_gym.__dict__.update(vars(kind), shape=kind.shape, dtype=kind.dtype)
+        assert space_of(of_gym, "X") == kind
+    nested: Any = type("Tuple", (), {"spaces": [kinds[1]]})()
+    assert space_of(nested, "X") == spaces.Tuple([kinds[1]])
+    with pytest.raises(ConfigError, match=r"X: the space .* has no counterpart"):
+        space_of(type("Graph", (), {})(), "X")
 
 
 def test_a_module_that_registers_when_it_is_asked_is_asked(

@@ -167,8 +167,9 @@ def test_a_mask_that_first_comes_at_a_step_is_refused(made: Make) -> None:
 
 def test_the_remedy_of_a_vector_of_rewards_is_a_wrapper_or_pettingzoo(made: Make) -> None:
     message = refused(made("WrongEnv", "reward", [1.0, 2.0]))
-    assert "a wrapper can weight the rewards of several objectives" in message
-    assert "PettingZoo ParallelEnv" in message
+    assert "PettingZoo ParallelEnv" in message and "LinearReward" not in message
+    message = refused(made("WrongEnv", "reward", np.array([1.0, 2.0])))
+    assert "LinearReward" in message and "PettingZoo" not in message
 
 
 @pytest.mark.parametrize(("column", "value", "must", "got"), CASES, ids=repr)
