@@ -29,7 +29,7 @@ from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, S
 
 COMMON: dict[str, Any] = {
     **{"env": "tests.support.spike_envs:HardSpikeEnv", "serial": True, "device": "cpu"},
-    **{"num_envs_per_worker": 16, "evaluation_env_kwargs": {"where": ""}},
+    **{"num_envs_per_worker": 16, "evaluate_env_kwargs": {"where": ""}},
     "evaluate_interval": 10**9,
 }
 CRITICS: dict[str, Any] = {

@@ -124,7 +124,7 @@ class NewestPolicies:
         stochastic = config.evaluate_stochastic if stochastic is None else stochastic
         seed = evaluation_seed(session.resume_point.seed) if seed is None else seed
         index, (policies, version) = session.run_plan.agent_group(group.id), self.frozen(group)
-        env, name = evaluation_env(config), config.evaluation_function
+        env, name = evaluation_env(config), config.evaluate_function
         with DeferredInterrupt() as interrupt:
             part = EvaluationPart.of(session.spec)
             play = partial(
@@ -145,7 +145,7 @@ class NewestPolicies:
                 alive=interrupt.check,
                 player=play,
             )
-            metrics = import_function("--evaluation-function", name)(context)
+            metrics = import_function("--evaluate-function", name)(context)
         found = evaluation_of(name, metrics, context).scalars()
         return {n: v for n, v in found.items() if n not in ("policy_version", "env_steps")}
 

@@ -420,8 +420,8 @@ class Trainer:
         episodes. Returns are of raw rewards.
 
         The defaults and the environment are those of the run's own evaluations: evaluate_episodes,
-        evaluate_stochastic, evaluation_env, the evaluation task, and a seed that makes every
-        evaluation play the same episodes. With an evaluation_function, return the metrics that it
+        evaluate_stochastic, evaluate_env, the evaluation task, and a seed that makes every
+        evaluation play the same episodes. With an evaluate_function, return the metrics that it
         returns; it gets ``episodes``, ``explore`` and ``seed`` in its context.
         """
         newest = self._newest()

@@ -435,9 +435,7 @@ def evaluate_mine(context: Any) -> dict[str, float]:
 
 def test_an_evaluation_function_evaluates_for_the_trainer_too(tmp_path: Path) -> None:
     function = f"{__name__}:evaluate_mine"
-    mine = config(
-        tmp_path, evaluate_interval=500, evaluate_episodes=4, evaluation_function=function
-    )
+    mine = config(tmp_path, evaluate_interval=500, evaluate_episodes=4, evaluate_function=function)
     with Trainer(mine) as trainer:
         reports = [trainer.train_until("eval_asked>=4")]
         trainer.train_until("updates>=1")

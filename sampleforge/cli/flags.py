@@ -203,6 +203,9 @@ OTHER_NAMES = {
     "deterministic": "no-stochastic",
     "explore": "stochastic",
     "greedy": "no-stochastic",
+    "evaluation-env": "evaluate-env",
+    "evaluation-env-kwargs": "evaluate-env-kwargs",
+    "evaluation-function": "evaluate-function",
     "exploration-schedule": "anneal exploration-coeff=linear",
 }
 """Name of a flag in other libraries, or in earlier versions -> name of the same flag here."""

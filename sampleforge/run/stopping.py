@@ -102,7 +102,7 @@ def check_metric(
     if own.startswith(PREFIX):
         if config.evaluate_interval is None:
             _refuse(condition, "there are no evaluations; add --evaluate-interval N")
-        if config.evaluation_function is None and not _evaluated(own) and not adds_metrics:
+        if config.evaluate_function is None and not _evaluated(own) and not adds_metrics:
             _refuse(condition, "evaluations have no metric of that name", EVALUATED)
     elif own in HISTOGRAMS:
         _refuse(condition, "it is a histogram, which TensorBoard alone has; name a number")

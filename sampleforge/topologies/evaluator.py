@@ -54,13 +54,13 @@ def num_evaluators(config: AnyConfig) -> int:
 
 
 def evaluation_env(config: AnyConfig) -> EnvConfig:
-    """Return the config of the environment that evaluations are played in (--evaluation-env,
-    --evaluation-env-kwargs): that of the training, unless the user gives another one."""
-    kwargs = {} if config.evaluation_env else config.env_kwargs
+    """Return the config of the environment that evaluations are played in (--evaluate-env,
+    --evaluate-env-kwargs): that of the training, unless the user gives another one."""
+    kwargs = {} if config.evaluate_env else config.env_kwargs
     return dataclasses.replace(
         config,
-        env=config.evaluation_env or config.env,
-        env_kwargs={**kwargs, **config.evaluation_env_kwargs},
+        env=config.evaluate_env or config.env,
+        env_kwargs={**kwargs, **config.evaluate_env_kwargs},
     )
 
 
@@ -70,15 +70,15 @@ def check_evaluation(config: AnyConfig, trained: EnvSpec) -> None:
     training; and EnvProbeError if that environment fails."""
     if config.evaluate_interval is None:
         return
-    if config.evaluation_function is not None:
-        import_function("--evaluation-function", config.evaluation_function)
-    if not (config.evaluation_env or config.evaluation_env_kwargs):
+    if config.evaluate_function is not None:
+        import_function("--evaluate-function", config.evaluate_function)
+    if not (config.evaluate_env or config.evaluate_env_kwargs):
         return
     env = evaluation_env(config)
     spec = probe(env)
     if spec.one_per_process and not trained.one_per_process:
         raise ConfigError(
-            f"--evaluation-env {env.env}: a process can have one of it only, as its probe has "
+            f"--evaluate-env {env.env}: a process can have one of it only, as its probe has "
             "found, and an evaluator has several env rows; train in the same environment, or "
             "evaluate the run in it afterwards (`sampleforge eval`)"
         )
@@ -87,7 +87,7 @@ def check_evaluation(config: AnyConfig, trained: EnvSpec) -> None:
             expected, given = (None if s is None else getattr(s, kind) for s in (own, found))
             if expected != given:
                 raise ConfigError(
-                    f"--evaluation-env {env.env} with {env.env_kwargs} has other {kind} than "
+                    f"--evaluate-env {env.env} with {env.env_kwargs} has other {kind} than "
                     f"the environment that is trained in ({config.env}), so its policy cannot "
                     f"play there:\n  {expected}\n  -> {given}"
                 )
@@ -125,7 +125,7 @@ def add_evaluators(
             evaluation_seed(graph.start.seed),
             EvaluationPart.of(new_model.spec, index, count),
             group,
-            config.evaluation_function,
+            config.evaluate_function,
         )
         channels = EvaluatorChannels(
             weights, Evaluations(extra_bytes=EXTRA_BYTES), others, board, tasks

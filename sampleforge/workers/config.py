@@ -192,20 +192,20 @@ class EvaluatorConfig(Checked):
     num_evaluators: int = 1
     """Processes that divide the episodes of an evaluation among them, by env rows: up to 16, and no
     more than episodes. They play what one would, in less time."""
-    evaluation_env: str | None = None
+    evaluate_env: str | None = None
     """Environment that evaluations are played in, like --env: an id, module:Id or
     package.module:factory, with the same observations and actions (default: that of the
     training)."""
-    evaluation_env_kwargs: dict[str, Any] = field(default_factory=dict)
+    evaluate_env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment of evaluations. They override --env-kwargs, unless
-    there is an --evaluation-env."""
-    evaluation_function: str | None = None
+    there is an --evaluate-env."""
+    evaluate_function: str | None = None
     """Your own evaluation, package.module:function: it is called with an EvaluationContext and
     returns metrics by name, which are reported as eval_<name> (default: the returns of the
     episodes)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "evaluation_env", name_of_env(self.evaluation_env))
+        object.__setattr__(self, "evaluate_env", name_of_env(self.evaluate_env))
         super().__post_init__()
         check_range(self, "evaluate_interval evaluate_episodes num_evaluators", low=1)
         self._check_function()
@@ -219,10 +219,10 @@ class EvaluatorConfig(Checked):
             )
 
     def _check_function(self) -> None:
-        function = self.evaluation_function
+        function = self.evaluate_function
         if function is not None and not all(function.partition(":")):
             raise ConfigError(
-                f"--evaluation-function {function} must be package.module:function, such as "
+                f"--evaluate-function {function} must be package.module:function, such as "
                 "my_evaluation:evaluate"
             )
 
@@ -230,9 +230,9 @@ class EvaluatorConfig(Checked):
         """Raise ConfigError for a setting of evaluations in a run without evaluations."""
         usual: dict[str, Any] = {
             "num_evaluators": 1,
-            "evaluation_env": None,
-            "evaluation_env_kwargs": {},
-            "evaluation_function": None,
+            "evaluate_env": None,
+            "evaluate_env_kwargs": {},
+            "evaluate_function": None,
         }
         for name, default in usual.items():
             value = getattr(self, name)

@@ -43,7 +43,7 @@ Play = Callable[[EnvConfig, int, bool], Sequence[PlayedEpisode]]
 
 @dataclass
 class EvaluationContext:
-    """What a function of the user's own that evaluates (``--evaluation-function
+    """What a function of the user's own that evaluates (``--evaluate-function
     package.module:function``) is given. It is called in the evaluator's process, and returns
     metrics by name::
 
@@ -106,13 +106,13 @@ def evaluation_of(name: str, metrics: Any, context: EvaluationContext) -> Evalua
         given = {str(key): float(value) for key, value in metrics.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(
-            f"--evaluation-function {name} returned {metrics!r:.200}, but must return a dict of "
+            f"--evaluate-function {name} returned {metrics!r:.200}, but must return a dict of "
             "numbers by name, such as the one that context.play() returns"
         ) from error
     for reserved in ("env_steps", "policy_version"):
         if reserved in given:
             raise ValueError(
-                f"--evaluation-function {name} returned a metric {reserved!r}, which is a name of "
+                f"--evaluate-function {name} returned a metric {reserved!r}, which is a name of "
                 "the evaluated weights; give it another name"
             )
     given.setdefault("episodes", context.num_played)
@@ -367,7 +367,7 @@ class EvaluatorWorker(EventDriven):
             player=self._play,
         )
         try:
-            metrics = import_function("--evaluation-function", name)(context)
+            metrics = import_function("--evaluate-function", name)(context)
         except EvaluationCancelled:
             return
         self._report(evaluation_of(name, metrics, context))

@@ -192,6 +192,7 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train appo --env X --learning-rate -1.0", "--learning-rate -1.0: must be above 0"),
         ("train appo --env X --model.core-size 0", "--model.core-size 0: must be at least 1"),
         ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
+        ("train appo --env X --evaluation-env Y", "Did you mean --evaluate-env?"),
         (
             "train ddppo --num-policies 2",
             "--num-policies is a flag of appo, pqn, apex, sac and td3; ddppo trains one policy",

@@ -34,13 +34,13 @@ def test_stop_conditions_may_be_given_in_one_flag_or_in_several(flags: str) -> N
 
 def test_the_command_that_resumes_a_run_names_all_conditions(tmp_path: Path) -> None:
     given = ["--stop", "loss<1", "--stop", "wall_s>9", "--evaluate-interval", "5"]
-    given += ["--evaluation-env-kwargs", "length=3", "--num-evaluators", "2"]
+    given += ["--evaluate-env-kwargs", "length=3", "--num-evaluators", "2"]
     config = parse_config("appo", ["--env", "CartPole-v1", *given, "--reward-clip", "sign"])
     _, _, algo, *flags = shlex.split(resume_command(config, tmp_path))
     again = parse_config(algo, flags)
-    for name in ("stop", "evaluation_env_kwargs", "num_evaluators", "reward_clip"):
+    for name in ("stop", "evaluate_env_kwargs", "num_evaluators", "reward_clip"):
         assert getattr(again, name) == getattr(config, name), name
-    assert again.evaluation_env_kwargs == {"length": 3} and again.reward_clip == "sign"
+    assert again.evaluate_env_kwargs == {"length": 3} and again.reward_clip == "sign"
 
 
 def test_a_condition_that_is_none_is_refused() -> None:

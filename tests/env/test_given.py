@@ -123,7 +123,7 @@ def test_environments_in_processes_are_made_anew_as_well() -> None:
 def test_a_function_of_a_module_is_given_by_its_name() -> None:
     assert EnvConfig(env=CodeEnv).env == "tests.support.envs:CodeEnv"  # type: ignore[arg-type]
     assert type(EnvConfig(env=CodeEnv).env) is str  # type: ignore[arg-type]
-    assert sf.AppoConfig(env="x", evaluation_env=CodeEnv, evaluate_interval=9).evaluation_env == (  # type: ignore[arg-type]
+    assert sf.AppoConfig(env="x", evaluate_env=CodeEnv, evaluate_interval=9).evaluate_env == (  # type: ignore[arg-type]
         "tests.support.envs:CodeEnv"
     )
 

@@ -124,7 +124,7 @@ def test_it_is_evaluated_in_another_environment(
 ) -> None:
     """On the command line, as everything else here can be."""
     flags = "--serial --quiet --seed 1 --num-workers 1 --train-for-env-steps 2000"
-    other = "--evaluate-interval 1000 --evaluate-episodes 2 --evaluation-env-kwargs"
+    other = "--evaluate-interval 1000 --evaluate-episodes 2 --evaluate-env-kwargs"
     command = f"train appo --env CartPole-v1 {flags} {other} sutton_barto_reward=true"
     assert main([*command.split(), "--run-dir", str(tmp_path)]) == 0
     evaluated = [r["eval_return_mean"] for r in reports(tmp_path) if "eval_return_mean" in r]

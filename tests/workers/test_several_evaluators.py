@@ -252,14 +252,14 @@ def test_a_serial_run_with_several_evaluators_reports_what_it_does_with_one(
 @pytest.mark.long
 def test_evaluations_in_another_environment(tmp_path: Path) -> None:
     code: dict[str, Any] = {"env": CODE.env, "env_kwargs": {"length": 4, "ending": "truncate"}}
-    found = evaluations(tmp_path / "a", **code, evaluation_env_kwargs={"length": 7})
+    found = evaluations(tmp_path / "a", **code, evaluate_env_kwargs={"length": 7})
     assert found and {each["eval_length_mean"] for each in found} == {7.0}
     other = "tests.support.envs:FlakyEnv"
-    more = {"evaluation_env": other, "evaluation_env_kwargs": {"length": 3, "most": 0}}
+    more = {"evaluate_env": other, "evaluate_env_kwargs": {"length": 3, "most": 0}}
     found = evaluations(tmp_path / "b", **code, **more)
     assert found and {each["eval_length_mean"] for each in found} == {3.0}
-    with pytest.raises(ConfigError, match=r"--evaluation-env Acrobot-v1 .* has other observations"):
-        evaluations(tmp_path / "c", **code, evaluation_env="Acrobot-v1")
+    with pytest.raises(ConfigError, match=r"--evaluate-env Acrobot-v1 .* has other observations"):
+        evaluations(tmp_path / "c", **code, evaluate_env="Acrobot-v1")
 
 
 def evaluate(context: EvaluationContext) -> dict[str, float]:
@@ -278,16 +278,16 @@ def test_an_evaluation_function_of_ones_own(tmp_path: Path) -> None:
     code: dict[str, Any] = {"env": CODE.env, "env_kwargs": {"length": 4, "ending": "truncate"}}
     usual = evaluations(tmp_path / "a", **code)
     mine = f"{__name__}:evaluate"
-    found = evaluations(tmp_path / "b", **code, evaluation_function=mine, num_evaluators=2)
+    found = evaluations(tmp_path / "b", **code, evaluate_function=mine, num_evaluators=2)
     assert len(found) >= 2
     for ours, theirs in zip(found, usual, strict=False):
         assert ours["eval_return_mean"] == pytest.approx(theirs["eval_return_mean"])
         assert ours["eval_long_length_mean"] == 9.0 and ours["eval_episodes"] == 5
         assert ours["eval_version"] == ours["eval_policy_version"]
     with pytest.raises(TypeError, match="must return a dict of numbers by name"):
-        evaluations(tmp_path / "c", **code, evaluation_function=f"{__name__}:not_numbers")
-    with pytest.raises(ConfigError, match=r"--evaluation-function .*:none: .* no function 'none'"):
-        evaluations(tmp_path / "d", **code, evaluation_function=f"{__name__}:none")
+        evaluations(tmp_path / "c", **code, evaluate_function=f"{__name__}:not_numbers")
+    with pytest.raises(ConfigError, match=r"--evaluate-function .*:none: .* no function 'none'"):
+        evaluations(tmp_path / "d", **code, evaluate_function=f"{__name__}:none")
 
 
 def test_the_observation_statistics_are_one_for_all_and_frozen_in_evaluations() -> None:
@@ -374,12 +374,12 @@ def test_a_killed_evaluator_of_two_does_not_lose_the_evaluation(tmp_path: Path) 
     [
         ({"num_evaluators": 6}, r"--num-evaluators 6: 5 episodes .* lower it to 5"),
         ({"num_evaluators": 0}, "--num-evaluators 0: must be at least 1"),
-        ({"evaluation_function": "mine"}, "must be package.module:function"),
+        ({"evaluate_function": "mine"}, "must be package.module:function"),
         ({"num_evaluators": 2, "evaluate_interval": None}, "there are no evaluations"),
-        ({"evaluation_env": "x", "evaluate_interval": None}, "there are no evaluations"),
+        ({"evaluate_env": "x", "evaluate_interval": None}, "there are no evaluations"),
         (
-            {"evaluation_env_kwargs": {"a": 1}, "evaluate_interval": None},
-            "--evaluation-env-kwargs a=1: there are no evaluations; add --evaluate-interval N",
+            {"evaluate_env_kwargs": {"a": 1}, "evaluate_interval": None},
+            "--evaluate-env-kwargs a=1: there are no evaluations; add --evaluate-interval N",
         ),
     ],
 )
@@ -410,6 +410,6 @@ def test_workers_and_evaluators_have_one_row_each_where_a_process_can_have_one(
 
 @pytest.mark.long
 def test_an_evaluation_environment_that_fails_is_an_error_before_the_start(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"evaluation_env_kwargs": {"nosuch": 1}, "env": CODE.env, "serial": True}
+    more: dict[str, Any] = {"evaluate_env_kwargs": {"nosuch": 1}, "env": CODE.env, "serial": True}
     with pytest.raises(ConfigError, match="nosuch"):
         train(AppoConfig(**{**COMMON, **more}, run_dir=str(tmp_path)))

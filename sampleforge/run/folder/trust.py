@@ -25,9 +25,9 @@ IMPORTABLE = (
     *CODE_TO_ACT,
     "policy_mapping",
     "callbacks",
-    "evaluation_env",
-    "evaluation_env_kwargs",
-    "evaluation_function",
+    "evaluate_env",
+    "evaluate_env_kwargs",
+    "evaluate_function",
 )
 """Fields of a config whose values can name code to import."""
 
@@ -92,16 +92,16 @@ def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any
         values["policy_mapping"] = getattr(config, "policy_mapping", None) or ""
     if "callbacks" in used:
         values["callbacks"] = config.callbacks
-    if "evaluation_env" in used:
-        own = config.evaluation_env or ""
-        values["evaluation_env"] = own if names_code(own) else ""
-    if "evaluation_env_kwargs" in used:
+    if "evaluate_env" in used:
+        own = config.evaluate_env or ""
+        values["evaluate_env"] = own if names_code(own) else ""
+    if "evaluate_env_kwargs" in used:
         given = EnvConfig(
-            env=config.evaluation_env or config.env, env_kwargs=config.evaluation_env_kwargs
+            env=config.evaluate_env or config.env, env_kwargs=config.evaluate_env_kwargs
         )
-        values["evaluation_env_kwargs"] = importable_kwargs(given)
-    if "evaluation_function" in used:
-        values["evaluation_function"] = config.evaluation_function or ""
+        values["evaluate_env_kwargs"] = importable_kwargs(given)
+    if "evaluate_function" in used:
+        values["evaluate_function"] = config.evaluate_function or ""
     return values
 
 

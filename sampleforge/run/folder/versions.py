@@ -39,10 +39,18 @@ def left_open(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+RENAMED = {
+    "evaluation_env": "evaluate_env",
+    "evaluation_env_kwargs": "evaluate_env_kwargs",
+    "evaluation_function": "evaluate_function",
+}
+"""Fields by the name that they had, and the one that they have now."""
+
+
 def translated(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a run that an earlier version has stored, by the names that they have
     now."""
-    fields = dict(fields)
+    fields = {RENAMED.get(name, name): value for name, value in fields.items()}
     if fields.pop("exploration_schedule", "constant") == "linear":
         fields["anneal"] = {"exploration_coeff": "linear"}
     return fields

@@ -236,7 +236,7 @@ def test_every_field_that_names_code_is_known() -> None:
             docs |= {f"{group}.{name}": text for name, text in docstrings(kind).items()}  # type: ignore[arg-type]
         found |= {name for name, text in docs.items() if "module:" in text}
     by_name = {"env", "model.encoder", "policy_mapping", "callbacks"}
-    by_name |= {"evaluation_env", "evaluation_function"}
+    by_name |= {"evaluate_env", "evaluate_function"}
     assert found == by_name and found < set(IMPORTABLE)
 
 
@@ -259,18 +259,18 @@ def test_callbacks_of_a_folder_take_part_only_if_they_are_repeated(
 
 def test_evaluations_that_a_folder_names_are_not_used(canary: Path, trained: Path) -> None:
     """Neither the function nor the environment; only what the command gives is."""
-    named: dict[str, Any] = {"evaluation_function": "evil:evaluate"}
-    named["evaluation_env"] = "evil:CartPole-v1"
-    more: dict[str, Any] = {"evaluate_interval": 100, "evaluation_env_kwargs": {"id": "evil:x"}}
+    named: dict[str, Any] = {"evaluate_function": "evil:evaluate"}
+    named["evaluate_env"] = "evil:CartPole-v1"
+    more: dict[str, Any] = {"evaluate_interval": 100, "evaluate_env_kwargs": {"id": "evil:x"}}
     folder = forged(trained, canary.parent / "run", **named, **more)
     evaluate(folder, episodes=1)
     given = config(folder, evaluate_interval=100, evaluate_episodes=1)
     train(dataclasses.replace(given, train_for_env_steps=1500))
     assert not canary.exists()
-    stored = dataclasses.replace(given, **named, evaluation_env_kwargs={"id": "evil:x"})
+    stored = dataclasses.replace(given, **named, evaluate_env_kwargs={"id": "evil:x"})
     found = naming_code(stored, IMPORTABLE)
     assert {name: found[name] for name in named} == named
-    assert found["evaluation_env_kwargs"] == {"id": "evil:x"}
+    assert found["evaluate_env_kwargs"] == {"id": "evil:x"}
     assert not any(naming_code(given, IMPORTABLE).values())
 
 
