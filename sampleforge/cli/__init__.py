@@ -106,7 +106,24 @@ def _run(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"SampleForge {__version__}")
         return 0
-    return _verb(args[0])(args[1:])
+    run = _verb(args[0])
+    asks_help = any(arg == "-h" or arg.startswith("--help") for arg in args)
+    if args[0] != "doctor" and not asks_help:
+        _check_packages()
+    return run(args[1:])
+
+
+def _check_packages() -> None:
+    """Raise ConfigError if a package is too old: the first use of what it lacks would be an
+    ImportError somewhere."""
+    from sampleforge.run.folder.versions import too_old
+
+    for package, (version, least) in too_old().items():
+        raise ConfigError(
+            f"{package} {version} is installed, and SampleForge needs {least} or newer: pip "
+            f"install '{package}>={least}' (a package that asks for the older one often runs with "
+            f"the newer)"
+        )
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sampleforge.run.folder.versions import git_commit, installed_version
+from sampleforge.run.folder.versions import git_commit, installed_version, too_old
 from sampleforge.runtime.limits import cgroup_cpu_quota, cgroup_memory_limit
 from sampleforge.runtime.machine import bf16_instructions, lacking
 from sampleforge.version import __version__
@@ -74,10 +74,14 @@ def _python() -> MachineFinding:
 
 
 def _packages() -> Iterator[MachineFinding]:
+    old = too_old()
     for package in PACKAGES:
         version = installed_version(package)
         if version is None:
             yield MachineFinding("bad", package, f"missing: pip install {package}")
+        elif package in old:
+            remedy = f"pip install '{package}>={old[package][1]}'"
+            yield MachineFinding("bad", package, f"{version} is too old: {remedy}")
         else:
             yield MachineFinding("ok", package, version)
 

@@ -4,6 +4,8 @@ import importlib.util
 from types import SimpleNamespace
 
 from sampleforge.cli import main
+from sampleforge.run.folder import versions
+from sampleforge.run.folder.versions import installed_version
 from sampleforge.tools import doctor
 
 
@@ -21,6 +23,20 @@ def test_a_missing_package_is_bad_and_says_how_to_install_it(capsys, monkeypatch
     monkeypatch.setattr(doctor, "installed_version", without_fifo)
     assert main(["doctor"]) == 1
     assert "pip install faster-fifo" in capsys.readouterr().out
+
+
+def test_a_package_that_is_too_old_is_named_with_the_remedy(capsys, monkeypatch):
+    def old_gymnasium(package):
+        return "0.29.1" if package == "gymnasium" else installed_version(package)
+
+    for module in (doctor, versions):
+        monkeypatch.setattr(module, "installed_version", old_gymnasium)
+    assert main(["doctor"]) == 1
+    assert "0.29.1 is too old: pip install 'gymnasium>=1.1'" in capsys.readouterr().out
+    assert main(["envs"]) == 2
+    shown = capsys.readouterr().err
+    assert "gymnasium 0.29.1 is installed, and SampleForge needs 1.1 or newer" in shown
+    assert main(["envs", "--help"]) == 0
 
 
 def test_little_shared_memory_is_lacking(monkeypatch):

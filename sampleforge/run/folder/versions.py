@@ -8,6 +8,7 @@ form.
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -87,6 +88,29 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def too_old() -> dict[str, tuple[str, str]]:
+    """Return the packages that are older than SampleForge needs, each with its version and the
+    least one. pip installs such a one where another package asks for it."""
+    try:
+        needed = metadata.requires("sampleforge") or []
+    except metadata.PackageNotFoundError:  # not installed
+        return {}
+    found = {}
+    for need in needed:
+        package, _, least = need.partition(">=")
+        if "extra ==" in need or not least:
+            continue
+        version = installed_version(package)
+        if version is not None and _numbers(version) < _numbers(least):
+            found[package] = version, least
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a version, such as [2, 13, 0] of 2.13.0+cpu."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def versions() -> dict[str, str | None]:
