@@ -82,7 +82,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+        if name.endswith("Config"):
+            from sampleforge.config import SettingsDoc
+
+            return SettingsDoc.of(found)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -18,12 +18,14 @@ def train(
     config: AnyConfig, callbacks: Sequence[Callback] = (), *, display: bool | None = None
 ) -> Result:
     """Run ``config`` until its stop condition, or measure it if ``config.benchmark`` is set.
-    ``display``: see `Trainer`.
+    ``display``: show the run as the command line does, with a live panel on a terminal and in a
+    notebook, and lines elsewhere (None: unless ``config.quiet``).
 
     Raises ConfigError for a config that cannot run, and WorkerDied if a worker has died. Ctrl-C
     ends the run in order, with a checkpoint, and then raises KeyboardInterrupt.
     """
-    trainer = Trainer(config, callbacks, display=display)
+    shown = not config.quiet if display is None else display
+    trainer = Trainer(config, callbacks, display=shown)
     if config.benchmark:
         from sampleforge.tools.benchmark.benchmark import run_benchmark
 

@@ -3,19 +3,23 @@ name the nearest key."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
 import functools
+import inspect
+import itertools
 import json
 import math
 import numbers
 import os
 import shlex
+import textwrap
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, Self, TypeVar
 
 C = TypeVar("C")
 
@@ -35,6 +39,15 @@ class Checked:
     have the declared types already.
     """
 
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        """Raises ConfigError for a field that there is not, with the name that may be meant."""
+        known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in fields:
+            if name not in known:
+                hint = _hint(name, known) or f"; help({cls.__name__}) lists its settings"
+                raise ConfigError(f"{cls.__name__}: unknown setting {name}{hint}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Convert each field to its declared type. Raises ConfigError, which names the field, for a
         value that does not fit."""
@@ -44,6 +57,44 @@ class Checked:
             value = _typed(hints[field.name], given, f"{type(self).__name__}: {field.name}")
             if value is not given:
                 object.__setattr__(self, field.name, value)
+
+
+class SettingsDoc:
+    """The ``__doc__`` of a config class, which ``help`` shows: its own docstring, and every field
+    with its type, default and docstring. It is made of the sources when it is read."""
+
+    def __init__(self, own: str | None) -> None:
+        self._own = own
+
+    def __get__(self, instance: object, cls: type[Any]) -> str:
+        described, parts = _field_docs(cls), [self._own] if self._own else []
+        for field in dataclasses.fields(cls):
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
+            words = textwrap.indent(described.get(field.name, ""), "    ")
+            parts.append(f"{field.name}: {field.type} = {default!r}\n{words}")
+        return "\n\n".join(parts)
+
+    @classmethod
+    def of(cls, config: C) -> C:
+        """Give a config class this ``__doc__``; return the class."""
+        if not isinstance(vars(config)["__doc__"], cls):
+            own = config.__doc__
+            signature = (own or "").startswith(f"{config.__name__}(")  # dataclass makes one
+            config.__doc__ = cls(None if signature else own)
+        return config
+
+
+def _field_docs(cls: type[Any]) -> dict[str, str]:
+    """Return the docstrings of the fields of a config class, those of its bases included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore
+            for field, doc in itertools.pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                    docs[ast.unparse(field.target)] = inspect.cleandoc(ast.literal_eval(doc.value))
+    return docs
 
 
 def check_range(
@@ -106,6 +157,37 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return [by_lower[k] for k in near[:count]]
 
 
+OTHER_SETTINGS = {
+    "lr": "learning_rate",
+    "num_envs": "num_envs_per_worker",
+    "n_envs": "num_envs_per_worker",
+    "n_steps": "rollout",
+    "num_steps": "rollout",
+    "n_epochs": "num_epochs",
+    "update_epochs": "num_epochs",
+    "total_timesteps": "train_for_env_steps",
+    "timesteps": "train_for_env_steps",
+    "ent_coef": "exploration_coeff",
+    "vf_coef": "value_coeff",
+    "clip_range": "clip_ratio",
+    "clip_coef": "clip_ratio",
+    "discount": "gamma",
+    "buffer_size": "replay_capacity",
+    "workers": "num_workers",
+    "env_id": "env",
+}
+"""Name of a setting in other libraries -> name of the same setting here."""
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return the sentence that names the setting which ``name`` may mean; empty if none is near."""
+    if name in GONE:
+        return f". Did you mean {GONE[name]}?"
+    ours = OTHER_SETTINGS.get(name)
+    near = [ours] if ours in known else nearest(name, known, 1)
+    return f". Did you mean {near[0]}?" if near else ""
+
+
 def to_plain(config: Any) -> dict[str, Any]:
     """Return a config dataclass as nested dicts and lists of plain YAML values."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -134,9 +216,7 @@ def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") 
     for raw_key, value in values.items():
         key = str(raw_key).replace("-", "_")
         if key not in names:
-            near = [GONE[key]] if key in GONE else nearest(key, names, 1)
-            hint = f". Did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{source}: unknown key {raw_key!r}{hint}")
+            raise ConfigError(f"{source}: unknown key {raw_key!r}{_hint(key, names)}")
         kwargs[key] = _typed(hints[key], value, f"{source}: {raw_key}")
     return cls(**kwargs)
 

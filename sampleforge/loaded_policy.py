@@ -107,6 +107,31 @@ class LoadedPolicy:
             action = unflatten(self._action_space, actions, ACTION)
         return action, after if size else None
 
+    def predict(
+        self,
+        observation: Any,
+        state: torch.Tensor | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        *,
+        action_masks: Any = None,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Return (action, next state), as `act` does, with the arguments of Stable-Baselines3:
+        its ``evaluate_policy`` calls this method.
+
+        ``episode_start`` is a bool, or bool [B] for a batch: in these rows an episode begins, and
+        ``state`` counts as None. Unless ``deterministic``, the action is drawn from the policy.
+        ``action_masks``: as the ``mask`` of `act`. An action that is no dict or tuple is an array,
+        that of a single Discrete one int64 []. Raises ValueError as `act` does.
+        """
+        if state is not None and episode_start is not None:
+            begins = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool)
+            state = state.masked_fill(begins[:, None], 0.0)  # a row of zeros begins an episode
+        action, after = self.act(
+            observation, state, mask=action_masks, stochastic=not deterministic
+        )
+        return action if isinstance(action, dict | tuple) else np.asarray(action), after
+
     def is_batch(self, obs: Any) -> bool:
         """Return whether `act` takes ``obs`` for a batch. Raises ValueError as `act` does."""
         return self._declared(obs)[1] is not None

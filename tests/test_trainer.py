@@ -116,15 +116,19 @@ def test_an_error_ends_the_run_and_a_result_needs_an_end(tmp_path: Path) -> None
         trainer.save()
 
 
-def test_a_run_is_shown_only_if_asked_for_outside_of_a_notebook(
+def test_a_run_is_shown_unless_it_is_to_be_quiet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A Trainer, which a script follows by itself, is shown if asked for."""
     short = {"train_for_env_steps": 900, "quiet": False}
-    sf.train(config(tmp_path / "silent", **short))
-    assert capsys.readouterr() == ("", "")
-    sf.train(config(tmp_path / "shown", **short), display=True)
+    sf.train(config(tmp_path / "shown", **short))
     said = capsys.readouterr().out
     assert "env steps" in said and "Finished after" in said
+    sf.train(config(tmp_path / "shown", **short), display=False)
+    sf.train(config(tmp_path / "shown", **{**short, "quiet": True}))
+    with sf.Trainer(config(tmp_path / "shown", **short)):
+        pass
+    assert capsys.readouterr() == ("", "")
 
 
 # ---- interrupts ----

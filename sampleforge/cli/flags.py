@@ -24,7 +24,14 @@ import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
-from sampleforge.config import ConfigError, in_yaml, nearest, to_plain, whole_number
+from sampleforge.config import (
+    OTHER_SETTINGS,
+    ConfigError,
+    in_yaml,
+    nearest,
+    to_plain,
+    whole_number,
+)
 
 Scalar = str | int | float | bool
 
@@ -184,22 +191,7 @@ def flag_names(cls: type[Any], prefix: str = "") -> set[str]:
 
 
 OTHER_NAMES = {
-    "lr": "learning-rate",
-    "num-envs": "num-envs-per-worker",
-    "n-envs": "num-envs-per-worker",
-    "n-steps": "rollout",
-    "num-steps": "rollout",
-    "n-epochs": "num-epochs",
-    "total-timesteps": "train-for-env-steps",
-    "timesteps": "train-for-env-steps",
-    "ent-coef": "exploration-coeff",
-    "vf-coef": "value-coeff",
-    "clip-range": "clip-ratio",
-    "clip-coef": "clip-ratio",
-    "discount": "gamma",
-    "buffer-size": "replay-capacity",
-    "workers": "num-workers",
-    "env-id": "env",
+    **{name.replace("_", "-"): ours.replace("_", "-") for name, ours in OTHER_SETTINGS.items()},
     "deterministic": "no-stochastic",
     "explore": "stochastic",
     "greedy": "no-stochastic",

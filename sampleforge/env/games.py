@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
+from sampleforge.env.vector import NO_STATS, Array, EnvVector, Episode, StepOut
 from sampleforge.spec import EnvSpec
 
 MAX_TYPES = 16
@@ -26,11 +26,13 @@ OF_TYPE = "return_mean_agents_"
 
 class Part(NamedTuple):
     """One agent's part of a game: ``ret``, the sum of its raw rewards; its ``length`` in env steps;
-    ``player``: what played it when it left, as `Games.step` was told."""
+    ``player``: what played it when it left, as `Games.step` was told; ``stats``: the statistics
+    that the environment gives of the episode, ``success`` among them, by name."""
 
     ret: float
     length: int
     player: int
+    stats: Mapping[str, float] = NO_STATS
 
 
 class FinishedGame(NamedTuple):
@@ -72,7 +74,8 @@ class Games:
         if len(self._seats) == 1:
             only = players[0]
             return [
-                FinishedGame(e.row, e.length, {0: Part(e.ret, e.length, only)}) for e in ended[0]
+                FinishedGame(e.row, e.length, {0: Part(e.ret, e.length, only, stats_of(e))})
+                for e in ended[0]
             ]
         self._length += 1
         left = [out.terminated | out.truncated for out in outs]
@@ -90,10 +93,13 @@ class Games:
     def _add(self, seat: int, gone: Array, episodes: Sequence[Episode], player: int) -> None:
         """Take the episodes of one seat, whose agent has left the rows ``gone``, bool [rows]."""
         dropped = gone.copy()
-        for row, ret, length, _ in episodes:
-            dropped[row] = False
-            before = self._parts[row].get(seat, Part(0.0, 0, player))
-            self._parts[row][seat] = Part(before.ret + ret, before.length + length, player)
+        for e in episodes:
+            dropped[e.row] = False
+            before = self._parts[e.row].get(seat, Part(0.0, 0, player))
+            stats = {**before.stats, **stats_of(e)}
+            self._parts[e.row][seat] = Part(
+                before.ret + e.ret, before.length + e.length, player, stats
+            )
         self._spoilt |= dropped
 
     def _end(self, row: int) -> FinishedGame | None:
@@ -102,6 +108,13 @@ class Games:
         counts = not self._spoilt[row] and length > 0
         self._length[row], self._parts[row], self._spoilt[row] = -1, {}, False  # resets next
         return FinishedGame(row, length, parts) if counts else None
+
+
+def stats_of(episode: Episode) -> Mapping[str, float]:
+    """Return the statistics of an episode, by name, with ``success`` if it is known."""
+    if episode.success is None:
+        return episode.stats
+    return {**episode.stats, "success": episode.success}
 
 
 def types_of_seats(spec: EnvSpec) -> tuple[str, ...]:

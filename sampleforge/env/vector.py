@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -35,20 +36,22 @@ from sampleforge.env.step_values import (
     numbers_of,
     result_of,
 )
-from sampleforge.shared.events import send
 from sampleforge.spec import EnvSpec, with_action_units
 
 Array = np.ndarray[Any, Any]
+NO_STATS: Mapping[str, float] = MappingProxyType({})
 
 
 class Episode(NamedTuple):
-    """A finished episode: its row, the sum of its raw rewards, its length in env steps, and whether
-    it ended with success (1 or 0; None: the environment does not say)."""
+    """A finished episode: its row, the sum of its raw rewards, its length in env steps, whether it
+    ended with success (1 or 0; None: the environment does not say), and the statistics of its own
+    that the environment gives, by name."""
 
     row: int
     ret: float
     length: int
     success: float | None = None
+    stats: Mapping[str, float] = NO_STATS
 
 
 @dataclass(slots=True)
@@ -128,6 +131,8 @@ class EnvVector(ABC):
         """Whether the rows' last steps were a success, of environments that say so."""
         self._infos: dict[int, Mapping[str, Any]] = {}
         """The infos of the last step, of the rows that gave one."""
+        self._stats: dict[int, Mapping[str, float]] = {}
+        """The statistics of the rows' episodes, of environments that give some."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.converted: dict[str, str] = {}
@@ -192,7 +197,7 @@ class EnvVector(ABC):
         result or statistics that are no numbers."""
         self._infos[row] = info
         if EPISODE_STATS in info:
-            send("episode_stats", numbers_of(info[EPISODE_STATS], EPISODE_STATS, where))
+            self._stats[row] = numbers_of(info[EPISODE_STATS], EPISODE_STATS, where)
         if TRUE_OBJECTIVE in info:
             name = f"info[{TRUE_OBJECTIVE!r}]"
             self._objectives[row] = result_of(info[TRUE_OBJECTIVE], name, where)
@@ -320,6 +325,7 @@ class EnvVector(ABC):
             self._returns[row], self._lengths[row] = 0.0, 0
             self._objectives.pop(row, None)
             self._successes.pop(row, None)
+            self._stats.pop(row, None)
             self.guard.lose_episode(row)
         self._lost.clear()
 
@@ -333,10 +339,11 @@ class EnvVector(ABC):
         episodes = []
         for row in np.flatnonzero(self._ended).tolist():
             counts, success = self.guard.end_episode(row), self._successes.pop(row, None)
+            stats = self._stats.pop(row, NO_STATS)
             if counts and (self._finished[row] or not self._leave_out_first):
                 ret, length = float(self._returns[row]), int(self._lengths[row])
                 ret = self._objectives.get(row, ret)
-                episodes.append(Episode(row, ret, length, success))
+                episodes.append(Episode(row, ret, length, success, stats))
             self._finished[row] += 1
             self._objectives.pop(row, None)
             self._returns[row], self._lengths[row] = 0.0, 0

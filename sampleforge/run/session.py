@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
 from sampleforge.run.callback import Callback, Level, Message, UntilWired, checked, tell
 from sampleforge.run.deployment import Deployment
 from sampleforge.run.ending import Ending, describe, last_evaluation
+from sampleforge.run.reports.due import ReportTimes
 from sampleforge.run.reports.metrics import evaluations
 from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
@@ -143,7 +143,7 @@ class Session:
     def _write_beginning(self) -> None:
         """Write what the folder has of a run from its beginning on."""
         self.opened.prepare(self._resources)
-        self._files.begin(self.folder, self.resume_point.env_steps, self._resources)
+        self._files.begin(self, self._resources)
         self.write_config()
         self.folder.write_spec(self.spec)
         self._has_begun = True
@@ -195,20 +195,14 @@ class Session:
     def reports(self) -> Iterator[dict[str, float]]:
         """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
         one per report interval (of thousands of env steps where reports are to be deterministic),
-        and one per evaluation. After a stop condition the last weights are evaluated."""
-        progress, by_env_steps = self.graph.progress, self._deployment.by_env_steps
-        interval = self.config.report_interval * (1000.0 if by_env_steps else 1.0)
-
-        def now() -> float:
-            return float(progress.env_steps) if by_env_steps else monotonic()
-
-        due = now() + interval
+        more at the beginning (`ReportTimes`), and one per evaluation. After a stop condition the
+        last weights are evaluated."""
+        interval, by_env_steps = self.config.report_interval, self._deployment.by_env_steps
+        times = ReportTimes(self.graph.progress, interval, by_env_steps=by_env_steps)
         polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
         while not self.is_ending:
             self.work()
-            if is_due := now() >= due:
-                due = now() + interval
-            if is_due or self.statistics.evaluation_waits or self._report_now:
+            if times.is_due() or self.statistics.evaluation_waits or self._report_now:
                 self._report_now = False
                 yield self.report()
             for callback in polled:
@@ -240,6 +234,7 @@ class Session:
         """Take finished episodes and evaluations, and what went wrong in environments."""
         self._take_events()
         episodes = self.graph.episodes.take()
+        self._files.take_episodes(self, episodes)
         self.statistics.take_episodes(episodes)
         for callback in self._callbacks:
             if type(callback).on_episode_record is not Callback.on_episode_record:
@@ -255,7 +250,8 @@ class Session:
         # Before the start there is no runner, when a benchmark measures the simulator alone.
         for event in self._runner.take_events() if self._runner is not None else ():
             if event.kind == "episode_stats":
-                self.statistics.take_episode_stats(event.payload)
+                self.statistics.take_episode_stats(event.payload[1])
+                self._files.take_stats(*event.payload)
             elif event.kind == "custom_metrics":
                 self.statistics.take_custom_metrics(*event.payload)
             else:

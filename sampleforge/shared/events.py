@@ -24,8 +24,9 @@ there."""
 
 class Event(NamedTuple):
     """An event. ``source``: the worker's name. ``payload``: (level, text) of a log line, or
-    {name: value} of an episode's statistics, or (index of the policy, {name: value}) of the metrics
-    that callbacks add to an episode."""
+    (number, {name: value}) of an episode's statistics, where the record of the episode has the
+    number, or (index of the policy, {name: value}) of the metrics that callbacks add to an
+    episode."""
 
     source: str
     kind: Kind

@@ -35,7 +35,8 @@ class EpisodeRecord(NamedTuple):
     length (0: that of the episode).
 
     ``opponent`` is the snapshot that a frozen opponent in the same row played with (`NO_SNAPSHOT`:
-    none), and ``opponent_ret`` the opponent's return of the same game."""
+    none), and ``opponent_ret`` the opponent's return of the same game. ``stats`` is the number of
+    the event that has the statistics of the episode, and was sent before the record (0: none)."""
 
     actor: int
     split: int
@@ -48,6 +49,7 @@ class EpisodeRecord(NamedTuple):
     opponent_ret: float = 0.0
     more: int = 0
     game_length: int = 0
+    stats: int = 0
 
 
 def games(records: Iterable[EpisodeRecord]) -> list[list[EpisodeRecord]]:
@@ -117,8 +119,8 @@ class EpisodeQueue:
         self.__setstate__(
             SharedArrays(
                 {
-                    # split, row, length, policy, seat, opponent, more, game_length
-                    "who": ((*each, 8), "int64"),
+                    # split, row, length, policy, seat, opponent, more, game_length, stats
+                    "who": ((*each, 9), "int64"),
                     "ret": ((*each, 2), "float64"),  # the agent's, the opponent's
                     "head": ((actors, 8), "int64"),  # a cache line each
                     "tail": ((actors, 8), "int64"),

@@ -253,9 +253,6 @@ class ActorWorker(EventDriven):
                 stream.keep(out, episodes)
                 self._account(split, stream, out)
                 stream.ask_final(out)
-        for success in [e.success for episodes in ended for e in episodes]:
-            if success is not None:
-                send("episode_stats", {"success": success})
         if records := split.records(outs, ended):
             self._count["episodes"] += sum(not record.more for record in records)
             self._episodes.put(records, self._beat)

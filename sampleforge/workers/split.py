@@ -4,7 +4,9 @@ rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.events import send
 from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
 from sampleforge.workers.policy_mapping import StreamId
@@ -53,6 +56,8 @@ class Split:
         self.sent_at = 0.0
         self.rebuilt = 0
         self._frozen: dict[tuple[int, int], FrozenStream] = {}
+        # Those of other splits, and of an actor's next life, are in the same queues.
+        self._stats_numbers = count(1 + secrets.randbits(62))
 
     def begin(
         self, ports: Sequence[PolicyPort | FrozenPort], slots: Sequence[int], env_steps: int
@@ -127,9 +132,16 @@ class Split:
                 *against,
                 len(trained) - number,
                 game.length,
+                self._send(part.stats) if part.stats else 0,
             )
             for number, (seat, part) in enumerate(trained, 1)
         ]
+
+    def _send(self, stats: Mapping[str, float]) -> int:
+        """Send the statistics of an episode; return their number."""
+        number = next(self._stats_numbers)
+        send("episode_stats", (number, stats))
+        return number
 
     def _opponent(self, game: FinishedGame) -> tuple[int, float]:
         """Return the snapshot of the first frozen opponent in a game, if one has played all of it,

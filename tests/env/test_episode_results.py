@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -14,8 +13,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
-from sampleforge.env.vector import EnvVector, StepOut, own_outputs
-from sampleforge.shared.events import send_through_in_thread
+from sampleforge.env.vector import EnvVector, Episode, StepOut, own_outputs
 from tests.support.envs import CodeEnv, CountingVectorEnv
 from tests.support.multi_agent import CodeParallelEnv, Dicts
 
@@ -73,14 +71,6 @@ class Agents(CodeParallelEnv):
         return *step, infos  # type: ignore[return-value]
 
 
-@pytest.fixture
-def stats() -> Iterator[list[Any]]:
-    taken: list[Any] = []
-    before = send_through_in_thread(lambda kind, payload: taken.append(payload))
-    yield taken
-    send_through_in_thread(before)
-
-
 def made(name: str, **kwargs: Any) -> EnvVector:
     env_kwargs = {"length": LENGTH, **kwargs}
     config = EnvConfig(env=f"{__name__}:{name}", env_kwargs=env_kwargs, decorrelate=False)
@@ -97,45 +87,48 @@ def check_infos(seat: EnvVector, out: StepOut) -> None:
         assert out.valid[row] or info.get("true_objective", -1.0) == -1.0
 
 
-def played(
-    vector: EnvVector, steps: int = 2 * LENGTH + 2
-) -> list[list[tuple[int, float, float | None]]]:
-    """(row, return, success) of the episodes of each seat, in the order in which they end."""
+def played(vector: EnvVector, steps: int = 2 * LENGTH + 2) -> list[list[Episode]]:
+    """The episodes of each seat, in the order in which they end."""
     outs = [own_outputs(seat.spec, ROWS) for seat in vector.seats]
-    rng, found = np.random.default_rng(0), [list[tuple[int, float, float | None]]() for _ in outs]
+    rng, found = np.random.default_rng(0), [list[Episode]() for _ in outs]
     for seat, out in zip(vector.seats, outs, strict=True):
         seat.reset(out.obs)
     for _ in range(steps):
         for seat in vector.seats:
             seat.send(random_actions(seat.spec, ROWS, rng))
         for seat, out, episodes in zip(vector.seats, outs, found, strict=True):
-            episodes += [(each.row, each.ret, each.success) for each in seat.recv(out)]
+            episodes += seat.recv(out)
             if not own_info:
                 check_infos(seat, out)
     vector.close()
     return found
 
 
+def results(episodes: list[Episode]) -> list[tuple[int, float, float | None]]:
+    """(row, return, success) of episodes."""
+    return [(each.row, each.ret, each.success) for each in episodes]
+
+
 @pytest.mark.parametrize("mode", ["", "next_step", "same_step", "disabled"])
-def test_rows_of_a_vector_env_are_reported_as_single_environments_are(
-    mode: str, stats: list[Any]
-) -> None:
+def test_rows_of_a_vector_env_are_reported_as_single_environments_are(mode: str) -> None:
     vector = made("of_gymnasium", mode=mode) if mode else made("single")
     (episodes,) = played(vector)
-    assert episodes == [(row, 1000.0 * row + LENGTH, float(row > 0)) for row in range(ROWS)] * 2
+    expected = [(row, 1000.0 * row + LENGTH, float(row > 0)) for row in range(ROWS)] * 2
+    assert results(episodes) == expected
+    stats = [dict(each.stats) for each in episodes]
     assert stats == [{"steps": LENGTH, "row": row} for row in range(ROWS)] * 2
 
 
 def test_agents_have_results_of_their_own() -> None:
     found = played(made("Agents"))
-    assert found == [
+    assert [results(episodes) for episodes in found] == [
         [(row, 1000.0 * seat + LENGTH, float(seat == 0)) for row in range(ROWS)] * 2
         for seat in (0, 1)
     ]
 
 
 def test_a_vector_env_may_give_all_rows_a_value_at_every_step(
-    monkeypatch: pytest.MonkeyPatch, stats: list[Any]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     info = {
         "true_objective": [5.0, 6.0, 7.0],
@@ -145,9 +138,9 @@ def test_a_vector_env_may_give_all_rows_a_value_at_every_step(
     }
     monkeypatch.setattr(f"{__name__}.own_info", info)
     for mode in ("next_step", "same_step"):
-        assert played(made("OwnInfos", mode=mode)) == [[(0, 5, 1), (1, 6, 0), (2, 7, 1)] * 2]
-        assert stats == [{"x": 0}, {"x": 1}, {"x": 2}] * 2, "at the ends of episodes"
-        stats.clear()
+        (episodes,) = played(made("OwnInfos", mode=mode))
+        assert results(episodes) == [(0, 5, 1), (1, 6, 0), (2, 7, 1)] * 2
+        assert [dict(each.stats) for each in episodes] == [{"x": 0}, {"x": 1}, {"x": 2}] * 2
 
 
 @pytest.mark.parametrize(

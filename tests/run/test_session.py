@@ -101,7 +101,7 @@ def test_what_the_wiring_reads_cannot_be_set_afterwards(
 
 
 def test_a_session_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(config(tmp_path))
+    train(config(tmp_path), display=False)
     assert capfd.readouterr() == ("", "")
 
 

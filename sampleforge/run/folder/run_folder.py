@@ -40,6 +40,7 @@ _FILES = (
     "self_play.json",
     "workers.json",
     "metrics.csv",
+    "episodes.csv",
     ".lock",
     ".reserve",
 )
@@ -110,6 +111,7 @@ class RunFolder:
         self.config_file = self.path / "config.yaml"
         self.spec_file = self.path / "spec.json"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.episodes_file = self.path / "episodes.csv"
         self.summary_file = self.path / "summary.json"
         self.benchmark_file = self.path / "benchmark.json"
         self.log_file = self.path / "log.txt"

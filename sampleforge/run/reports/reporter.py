@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,9 @@ from sampleforge.run.reports.metrics import drop_reports_after, evaluations, tag
 
 if TYPE_CHECKING:
     from sampleforge.replay.histograms import Histogram
+    from sampleforge.run.reports.episodes import EpisodesFile
     from sampleforge.run.session import Session
+    from sampleforge.shared.records import EpisodeRecord
 
 
 class EventFile:
@@ -201,18 +203,25 @@ class Reporter:
 
 
 class RunFiles(Callback):
-    """Writes metrics.jsonl, TensorBoard events and log.txt. Every session has one. What is said
-    before `begin` is written then."""
+    """Writes metrics.jsonl, episodes.csv, TensorBoard events and log.txt. Every session has one.
+    What is said before `begin` is written then."""
 
     def __init__(self) -> None:
         self._reporter: Reporter | None = None
+        self._episodes: EpisodesFile | None = None
         self._waiting: list[Message] = []
 
-    def begin(self, folder: RunFolder, env_steps: int, resources: ExitStack) -> None:
-        """Open the files of a run that begins at ``env_steps``; ``resources`` closes them. Raises
-        OSError if they cannot be opened."""
-        self._reporter = Reporter(folder, env_steps)
+    def begin(self, session: Session, resources: ExitStack) -> None:
+        """Open the files of a wired session; ``resources`` closes them. Raises OSError if they
+        cannot be opened."""
+        env_steps = session.resume_point.env_steps
+        self._reporter = Reporter(session.folder, env_steps)
         resources.callback(self._reporter.close)
+        if not session.config.benchmark:
+            from sampleforge.run.reports.episodes import EpisodesFile
+
+            self._episodes = EpisodesFile(session.folder.episodes_file, session, env_steps)
+            resources.callback(self._episodes.close)
         for message in self._waiting:
             self._log(self._reporter, message)
         self._waiting.clear()
@@ -236,6 +245,38 @@ class RunFiles(Callback):
             self._waiting.append(message)
         else:
             self._log(self._reporter, message)
+
+    def take_stats(self, number: int, stats: Mapping[str, float]) -> None:
+        """Take the statistics of the episode whose record has ``number``."""
+        if self._episodes is not None:
+            self._episodes.take_stats(number, stats)
+
+    def take_episodes(self, session: Session, records: Sequence[EpisodeRecord]) -> None:
+        """Take finished episodes, before the session's statistics count them."""
+        if (episodes := self._episodes) is not None:
+            before = session.statistics.episodes
+            self._try_episodes(session, lambda: episodes.take(records, before))
+
+    def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
+        if (episodes := self._episodes) is not None:
+            self._try_episodes(session, episodes.flush)
+            episodes.close()
+
+    def _try_episodes(self, session: Session, write: Callable[[], None]) -> None:
+        """Have episodes.csv written. If it cannot be, nothing more is written to it, and the user
+        is warned."""
+        try:
+            write()
+        except OSError as error:
+            assert self._episodes is not None
+            self._episodes.close()
+            self._episodes = None
+            session.message(
+                f"{session.folder.episodes_file.name} gets nothing more from this run, because it "
+                f"cannot be written: {os.strerror(error.errno or 0)}. The run goes on; "
+                f"{session.folder.metrics_file.name} has every report",
+                "warning",
+            )
 
     @staticmethod
     def _log(reporter: Reporter, message: Message) -> None:

@@ -339,20 +339,22 @@ class RunStatistics:
         return {f"stage_{name[:-2]}_us": self._total(name) / steps * 1e6 for name in names}
 
     def _remember(self) -> None:
-        now = monotonic()
+        now = self._graph.progress.wall_s
         totals = [self._total(n) for n in ("env_frames", "env_steps", "trained_steps")]
         self._history.append((now, totals[0], totals[1], totals[2]))
         while len(self._history) > 2 and self._history[1][0] < now - 60.0:
             self._history.popleft()
 
     def _rates(self, window: float) -> tuple[float, float, float]:
-        """Return frames, env steps and trained steps per second over the last ``window`` seconds,
-        or a little more."""
+        """Return frames, env steps and trained steps per second over the last ``window`` seconds of
+        training, or a little more; 0 before there were any."""
         now = self._history[-1]
         # At least ``window`` seconds, so that a late report does not make the window shorter.
         old_enough = [h for h in self._history if h[0] <= now[0] - window]
         then = old_enough[-1] if old_enough else self._history[0]
-        elapsed = max(1e-9, now[0] - then[0])
+        elapsed = now[0] - then[0]
+        if elapsed <= 0:
+            return 0.0, 0.0, 0.0
         return (
             (now[1] - then[1]) / elapsed,
             (now[2] - then[2]) / elapsed,

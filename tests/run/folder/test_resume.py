@@ -210,7 +210,7 @@ def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with Trainer(config(run, 100_000, env_kwargs={"length": 200})) as trainer:
         reports = iter(trainer)
-        while 0 < trainer.session.statistics.episodes < 100 or not files(run):
+        while trainer.session.statistics.episodes < 100 or not files(run):
             next(reports)
             trainer.save()
             if trainer.session.statistics.episodes < 100:

@@ -1,0 +1,193 @@
+"""The writer and the reader of episodes.csv: a line for each training episode, in the form of
+Stable-Baselines3's Monitor."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sampleforge.run.folder.files import LineFile, write_atomically, writing
+from sampleforge.run.reports.policy_statistics import mean_return
+from sampleforge.shared.records import EpisodeRecord, games
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
+
+LIMIT = 8 << 20
+"""Bytes of episodes.csv above which every second episode is removed from it."""
+FLUSH_S = 1.0
+"""Seconds for which lines wait to be written together."""
+MOST_STATS = 64
+"""Statistics of an environment that have a column; further ones have none."""
+COLUMNS = ("r", "l", "t", "env_steps", "episode", "actor", "env")
+"""The columns of every file. ``policy`` follows in a run with several, ``epsilon`` where env rows
+explore differently, then ``env_*``, the statistics of the environment."""
+
+
+class _Line(NamedTuple):
+    """A line that waits: the number of the episode, the values of all columns but statistics, and
+    the number of the event that has these (0: none)."""
+
+    episode: int
+    text: str
+    stats: int
+
+
+class EpisodesFile:
+    """Writes episodes.csv of a run. If it has more than ``limit`` bytes, every second of its
+    episodes is removed, and from then on every second one of those that were written so far is: the
+    number of each is a multiple of ``every``, which the first line has.
+
+    A resumed run drops the episodes after env step ``first_step``, because it does these steps
+    again. The file is opened when the first line is written.
+    """
+
+    def __init__(self, path: Path, session: Session, first_step: int, limit: int = LIMIT) -> None:
+        groups = session.graph.groups
+        self._path, self._first_step, self._limit = path, first_step, limit
+        self._progress = session.graph.progress
+        self._env = session.config.env
+        self._rows = session.plan.rows
+        self._policies = [group.id for group in groups] if len(groups) > 1 else []
+        self._epsilon = [group.exploration and group.exploration.epsilon for group in groups]
+        optional = {"policy": bool(self._policies), "epsilon": any(self._epsilon)}
+        self._own = (*COLUMNS, *(name for name, is_there in optional.items() if is_there))
+        self._of_stats: list[str] = []
+        self._every, self._size, self._began = 1, 0, time.time()
+        self._file: LineFile | None = None
+        self._waiting: list[_Line] = []
+        self._stats: dict[int, Mapping[str, float]] = {}
+        self._earlier_stats = self._stats
+        self._flushed = monotonic()
+
+    def take_stats(self, number: int, stats: Mapping[str, float]) -> None:
+        """Take the statistics of the episode whose record has ``number``."""
+        self._stats[number] = stats
+
+    def take(self, records: Sequence[EpisodeRecord], before: int) -> None:
+        """Take the records of games that have ended now, after ``before`` others in the run. Raises
+        OSError, which names the file, if it cannot be written."""
+        if monotonic() - self._flushed >= FLUSH_S:
+            self.flush()  # without the new ones: the events of these may yet come
+        if not records:
+            return
+        now = f"{self._progress.wall_s:.3f},{self._progress.env_steps}"
+        for number, game in enumerate(games(records), before + 1):
+            if number % self._every == 0:
+                for policy in dict.fromkeys([record.policy for record in game]):
+                    own = [record for record in game if record.policy == policy]
+                    self._waiting.append(_Line(number, self._text(own, number, now), own[0].stats))
+
+    def _text(self, own: Sequence[EpisodeRecord], number: int, now: str) -> str:
+        """Return the values of a game, of which ``own`` are the records of one policy's agents."""
+        first = own[0]
+        length, env = first.game_length or first.length, first.split * self._rows + first.row
+        text = f"{mean_return(own):.10g},{length},{now},{number},{first.actor},{env}"
+        if self._policies:
+            text += f",{self._policies[first.policy]}"
+        if "epsilon" in self._own:
+            epsilon = self._epsilon[first.policy]
+            text += f",{epsilon[first[:3]]:.6g}" if epsilon else ","
+        return text
+
+    def flush(self) -> None:
+        """Write the lines that wait. Raises OSError, which names the file."""
+        waiting, self._waiting, self._flushed = self._waiting, [], monotonic()
+        if not waiting:
+            return
+        if self._file is None:
+            self._open()
+        waiting = [line for line in waiting if line.episode % self._every == 0]
+        stats = {**self._earlier_stats, **self._stats}
+        known = [stats.get(line.stats, {}) for line in waiting]
+        self._earlier_stats, self._stats = self._stats, {}  # some are of records yet to come
+        names = dict.fromkeys([f"env_{name}" for own in known for name in own])
+        if new := [name for name in names if name not in self._of_stats]:
+            room = MOST_STATS - len(self._of_stats)
+            if room > 0:
+                self._of_stats += new[:room]
+                self._rewrite()
+        self._append([self._line(*each) for each in zip(waiting, known, strict=True)])
+        if self._size > self._limit:
+            self._every *= 2
+            self._rewrite()
+
+    def _line(self, line: _Line, stats: Mapping[str, float]) -> str:
+        values = [stats.get(name.removeprefix("env_"), "") for name in self._of_stats]
+        return ",".join([line.text, *(f"{value:.10g}" if value != "" else "" for value in values)])
+
+    def _append(self, lines: Sequence[str]) -> None:
+        if self._file is not None and lines:
+            text = "\n".join(lines)
+            self._file.write(text)
+            self._size += len(text) + 1
+
+    def _open(self) -> None:
+        """Begin the file, with the episodes of the earlier part of the run."""
+        header, rows = read_rows(self._path)
+        kept = [row for row in rows if int(row["env_steps"]) <= self._first_step]
+        if kept:
+            self._every, self._began = header["every"], header["t_start"]
+            self._of_stats = [name for name in kept[0] if name not in self._own]
+        self._rewrite(kept)
+
+    def _rewrite(self, rows: Iterable[Mapping[str, str]] | None = None) -> None:
+        """Write the file anew with the present columns: its own rows, or ``rows``, as far as
+        their numbers are multiples of ``every``; open it for more."""
+        self.close()
+        rows = read_rows(self._path)[1] if rows is None else rows
+        header = {"t_start": self._began, "env_id": self._env, "every": self._every}
+        columns = [*self._own, *self._of_stats]
+        text = io.StringIO()
+        text.write(f"#{json.dumps(header)}\n")
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for row in rows if int(row["episode"]) % self._every == 0)
+        data = text.getvalue().encode()
+        with writing(self._path):
+            write_atomically(self._path, data, sync=False)
+            self._file = LineFile(self._path)
+        self._size = len(data)
+
+    def close(self) -> None:
+        """Close the file; lines that wait are not written."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Return the values in the first line of an episodes.csv, and its episodes by column: none of
+    a file that is not there, or whose first line is damaged. Other damaged lines are left out, and
+    an incomplete last one."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    header = _header(lines[0]) if lines else None
+    if header is None:
+        return {}, []
+    return header, [row for row in csv.DictReader(lines[1:]) if _is_whole(row)]
+
+
+def _header(line: str) -> dict[str, Any] | None:
+    """Return the values in the first line of a file; None if they are damaged."""
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        header = json.loads(line.removeprefix("#"))
+        if header["every"] >= 1 and isfinite(header["t_start"]):
+            return {**header, "every": int(header["every"])}
+    return None
+
+
+def _is_whole(row: Mapping[str, Any]) -> bool:
+    """Return whether a row has a number in each of the `COLUMNS`, and no field too many."""
+    try:
+        return None not in row and all(isfinite(float(row[name])) for name in COLUMNS)
+    except (KeyError, TypeError, ValueError):
+        return False

@@ -1,0 +1,159 @@
+"""episodes.csv: a line for each training episode, which readers of Monitor files take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from sampleforge.api import train
+from sampleforge.run.reports.due import ReportTimes
+from sampleforge.run.reports.episodes import COLUMNS, EpisodesFile, read_rows
+from sampleforge.shared.records import EpisodeRecord
+from sampleforge.topologies.config import ApexConfig, AppoConfig
+from tests.support.full_disk import full_disk
+
+
+class Sums(gym.Env[Any, Any]):
+    """Its episodes last 3 steps, or 4, and end with a return of 30 or 40, a success where it is 40,
+    and with two statistics."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+    episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.length = 0, 3 + self.episodes % 2
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        ended = self.t == self.length
+        self.episodes += ended
+        of_end = {"is_success": self.length == 4, "episode_extra_stats": {"a,b": 0.5, "k": self.t}}
+        return np.zeros(2, np.float32), 10.0, ended, False, of_end if ended else {}
+
+
+def run(folder: Path, cls: type[Any] = AppoConfig, **more: Any) -> dict[str, Any]:
+    given = {"env": f"{__name__}:Sums", "num_workers": 1, "num_envs_per_worker": 4, "seed": 1}
+    given |= {"serial": True, "run_dir": str(folder), "decorrelate": False, **more}
+    return train(cls(**given)).summary
+
+
+def test_a_line_for_each_episode_through_a_resume(tmp_path: Path) -> None:
+    """Steps that a resumed run does again have their episodes once."""
+    pandas = pytest.importorskip("pandas")
+    run(tmp_path, train_for_env_steps=2000)
+    file = tmp_path / "episodes.csv"
+    with file.open("a") as more:  # a later episode, as of a run that was killed, and half a line
+        more.write("1,1,9.0,9999999,9999,0,0,,\n1,1,9")
+    summary = run(tmp_path, train_for_env_steps=4000)
+    header, rows = read_rows(file)
+    assert [int(row["episode"]) for row in rows] == [*range(1, summary["episodes"] + 1)]
+    assert {row["env"] for row in rows} == {*"0123"} and {row["actor"] for row in rows} == {"0"}
+    for row in rows:
+        length = int(row["l"])
+        assert float(row["r"]) == 10 * length and length in (3, 4)
+        assert row["env_success"] == str(length - 3) and row["env_k"] == row["l"]
+        assert row["env_a,b"] == "0.5"
+    for name in ("t", "env_steps"):
+        values = [float(row[name]) for row in rows]
+        assert values == sorted(values)
+    assert int(rows[-1]["env_steps"]) <= summary["env_steps"]
+    # As load_results of Stable-Baselines3 reads a Monitor file:
+    with file.open() as opened:
+        assert json.loads(opened.readline()[1:]) == header
+        table = pandas.read_csv(opened, index_col=None)
+    assert list(table.columns[:7]) == list(COLUMNS) and len(table) == len(rows)
+
+
+def test_policies_and_rows_that_explore_have_a_column(tmp_path: Path) -> None:
+    run(tmp_path / "two", num_policies=2, rollout=16, train_for_env_steps=2000)
+    rows = read_rows(tmp_path / "two" / "episodes.csv")[1]
+    assert {row["policy"] for row in rows} == {"policy_0", "policy_1"}
+    run(tmp_path / "apex", ApexConfig, train_for_env_steps=1500)
+    rows = read_rows(tmp_path / "apex" / "episodes.csv")[1]
+    assert len({float(row["epsilon"]) for row in rows}) == 4
+
+
+def fake(rows: int = 2) -> Any:
+    group = SimpleNamespace(id="policy", exploration=None)
+    progress = SimpleNamespace(env_steps=7, wall_s=1.0)
+    graph = SimpleNamespace(groups=[group], progress=progress)
+    config, plan = SimpleNamespace(env="E"), SimpleNamespace(rows=rows)
+    return SimpleNamespace(graph=graph, config=config, plan=plan)
+
+
+def test_a_file_that_is_too_large_is_thinned(tmp_path: Path) -> None:
+    """Also by a run that goes on with it: the number of each episode is a multiple of ``every``."""
+    path, limit = tmp_path / "episodes.csv", 4000
+    for first in (0, 1000):
+        file = EpisodesFile(path, fake(), first_step=100, limit=limit)
+        for number in range(first, first + 1000):
+            file.take([EpisodeRecord(0, 1, 1, float(number), 5)], number)
+            if number % 20 == 0:
+                file.flush()
+        file.flush()
+        file.close()
+        header, rows = read_rows(path)
+        assert path.stat().st_size <= limit and len(rows) > 20
+        kept = [int(row["episode"]) for row in rows]
+        assert kept == [*range(header["every"], first + 1001, header["every"])]
+        assert [float(row["r"]) for row in rows] == [number - 1 for number in kept]
+        assert {row["env"] for row in rows} == {"3"}
+
+
+def test_a_full_disk_ends_the_file_and_not_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.csv"
+    file = EpisodesFile(path, fake(), first_step=100)
+    with full_disk(300):
+        for number in range(100):
+            file.take([EpisodeRecord(0, 0, 0, 1.0, 5)], number)
+        with pytest.raises(OSError, match=r"episodes\.csv"):
+            file.flush()
+    file.close()
+    assert [row["episode"] for row in read_rows(path)[1]][:3] == ["1", "2", "3"]
+    (tmp_path / "run" / "episodes.csv").mkdir(parents=True)  # which cannot be replaced by a file
+    summary = run(tmp_path / "run", train_for_env_steps=1500)
+    assert summary["status"] == "finished"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("episodes.csv gets nothing more from this run") == 1
+
+
+@pytest.mark.parametrize("text", ["", "x", "#{}\n", "#{\n\0\n", "#[1]\nr,l\n1,2\n"])
+def test_a_damaged_file_is_begun_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "episodes.csv"
+    path.write_text(text)
+    file = EpisodesFile(path, fake(), first_step=100)
+    file.take([EpisodeRecord(0, 0, 0, 1.0, 5)], 0)
+    file.flush()
+    file.close()
+    assert [row["r"] for row in read_rows(path)[1]] == ["1"]
+
+
+def test_reports_are_dense_at_the_beginning() -> None:
+    """And as far apart as the interval later, also for a run that is resumed there."""
+    progress: Any = SimpleNamespace(env_steps=0, wall_s=0.0)
+
+    def due(start: int, end: int, interval: float = 5.0) -> list[int]:
+        times = ReportTimes(progress, interval, by_env_steps=True)
+        found = []
+        for progress.env_steps in range(start, end, 10):
+            if times.is_due():
+                found.append(progress.env_steps)
+        return found
+
+    steps = due(0, 40_000)
+    assert steps[:4] == [250, 500, 750, 1000] and len([s for s in steps if s <= 20_000]) == 17
+    gaps = np.diff(steps)
+    assert (np.diff(gaps) >= -10).all() and gaps.max() == 5000
+    progress.env_steps = 40_000
+    assert due(40_000, 51_000) == [45_000, 50_000]
+    progress.env_steps = 0
+    assert {100, 110} >= {*np.diff(due(0, 2001, 0.1))}
