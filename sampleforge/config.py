@@ -71,17 +71,21 @@ class SettingsDoc:
         for field in dataclasses.fields(cls):
             made = field.default_factory
             default = field.default if made is dataclasses.MISSING else made()
-            words = textwrap.indent(described.get(field.name, ""), "    ")
-            parts.append(f"{field.name}: {field.type} = {default!r}\n{words}")
+            words, shown = described.get(field.name, ""), repr(default)
+            if dataclasses.is_dataclass(default):
+                words = words or f"Settings of its own: help({type(default).__name__})."
+                shown = f"{type(default).__name__}()"
+            words = textwrap.indent(words, "    ")
+            parts.append(f"{field.name}: {field.type} = {shown}\n{words}")
         return "\n\n".join(parts)
 
     @classmethod
-    def of(cls, config: C) -> C:
+    def of(cls, config: type[C]) -> type[C]:
         """Give a config class this ``__doc__``; return the class."""
         if not isinstance(vars(config)["__doc__"], cls):
             own = config.__doc__
             signature = (own or "").startswith(f"{config.__name__}(")  # dataclass makes one
-            config.__doc__ = cls(None if signature else own)
+            config.__doc__ = cls(None if signature else own)  # type: ignore[assignment]
         return config
 
 

@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+import pydoc
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import sampleforge as sf
 from sampleforge.config import ConfigError, from_plain, nearest, to_plain
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
@@ -79,6 +82,28 @@ def test_unknown_keys_are_answered_with_the_nearest():
         from_plain(AppoConfig, {"learning_rat": 1.0}, "mine.yaml")
     with pytest.raises(ConfigError, match=r"model: unknown key 'cor'. Did you mean core"):
         from_plain(AppoConfig, {"model": {"cor": "gru"}})
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "end"),
+    [
+        (sf.SacConfig, "learing_rate", ". Did you mean learning_rate?"),
+        (sf.AppoConfig, "ent_coef", ". Did you mean exploration_coeff?"),
+        (sf.ModelConfig, "hiden_sizes", ". Did you mean hidden_sizes?"),
+        (sf.AppoConfig, "zzz", "; help(AppoConfig) lists its settings"),
+    ],
+)
+def test_a_wrong_name_of_a_setting_is_refused_with_the_one_that_may_be_meant(cls, name, end):
+    with pytest.raises(ConfigError) as refusal:
+        cls(**{name: 1})
+    assert str(refusal.value) == f"{cls.__name__}: unknown setting {name}{end}"
+
+
+@pytest.mark.parametrize("cls", [sf.SacConfig, sf.ModelConfig])
+def test_help_explains_every_setting(cls):
+    text = re.sub("^ [|]  ?", "", pydoc.plain(pydoc.render_doc(cls)), flags=re.MULTILINE)
+    for field in dataclasses.fields(cls):
+        assert re.search(rf"^{field.name}: .+ = .*\n    \S.{{9}}", text, re.MULTILINE), field.name
 
 
 def test_yaml_exponents_are_numbers():

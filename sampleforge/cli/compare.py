@@ -59,7 +59,8 @@ def run(args: Sequence[str]) -> int:
     text = (
         "Compare settings over their seeds and environments: interquartile mean, median, mean, "
         "optimality gap and probability of improvement, with 95% intervals of the stratified "
-        "bootstrap (Agarwal et al. 2021). Scores are the runs' evaluations."
+        "bootstrap (Agarwal et al. 2021). Scores are the runs' evaluations, or, where a run has "
+        "none, mean returns of training episodes."
     )
     flags = parse(CompareFlags, args, "sampleforge compare", text)
     if not flags.runs:
@@ -118,7 +119,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
     settings, pick = comparison.settings, comparison.rule.pick
     until = "" if comparison.rule.at is None else f" up to {comparison.rule.at:,} env steps"
-    what = f"{comparison.unit} of the {pick} evaluation{until}"
+    what = f"{comparison.unit} of the {pick} {comparison.rule.unit}{until}"
     names = list(settings[0].aggregates)
     titles = [TITLES[name] for name in names]
     result = [_table(f"{what}, 95% intervals", "setting", ["seeds", *titles])]

@@ -109,6 +109,25 @@ def test_every_named_test_exists() -> None:
         assert name in functions, f"{file}::{name}"
 
 
+def test_what_the_tables_of_other_libraries_name_is_there() -> None:
+    """Settings, flags and names of the package in the second column."""
+    section = PAGE[PAGE.index("## Coming from Stable") : PAGE.index("## Coming from RLlib")]
+    cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
+    configs = (sf.AppoConfig, sf.SacConfig, sf.ApexConfig, sf.ModelConfig)
+    fields = {field.name for config in configs for field in dataclasses.fields(config)}
+    code = re.findall(r"`([^`]+)`", " ".join(cells))
+    settings = [name for each in code for name in re.findall(r"\b([a-z_]+)=", each)]
+    settings += [each for each in code if re.fullmatch(r"[a-z]+(_[a-z]+)+", each)]
+    settings += [
+        name[2:].replace("-", "_") for each in code for name in each.split() if "--" in name
+    ]
+    assert len(settings) > 30
+    unknown = {*settings} - fields - {"callbacks", "run_dir", "video", "evaluate_policy"}
+    assert not unknown, unknown
+    for name in re.findall(r"\b([A-Z]\w+Config|LoadedPolicy\.\w+|Trainer\.\w+)", " ".join(code)):
+        assert resolved(name) is not None, name
+
+
 def test_every_setting_that_the_page_names_is_a_field() -> None:
     """Not a property or a method of the config."""
     configs = (sf.AppoConfig, sf.ApexConfig, sf.DdppoConfig, sf.MarwilConfig)

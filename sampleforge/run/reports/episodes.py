@@ -14,12 +14,17 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from sampleforge.run.folder.files import LineFile, write_atomically, writing
 from sampleforge.run.reports.policy_statistics import mean_return
 from sampleforge.shared.records import EpisodeRecord, games
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
+
+Floats = npt.NDArray[np.float64]
 
 LIMIT = 8 << 20
 """Bytes of episodes.csv above which every second episode is removed from it."""
@@ -174,6 +179,26 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     if header is None:
         return {}, []
     return header, [row for row in csv.DictReader(lines[1:]) if _is_whole(row)]
+
+
+def mean_returns(rows: Sequence[Mapping[str, str]], window: int) -> dict[str, Floats]:
+    """Return ``env_steps``, ``wall_s`` and ``return_mean``, the mean over the last ``window``
+    episodes, of all rows of an episodes.csv: where env rows explore differently, of the third that
+    explores least, as in reports."""
+    if rows and rows[0].get("epsilon"):
+        ladder = sorted({float(row["epsilon"]) for row in rows})
+        most = ladder[(len(ladder) - 1) // 3]
+        rows = [row for row in rows if float(row["epsilon"]) <= most]
+    returns = np.cumsum([float(row["r"]) for row in rows])
+    counts = np.minimum(np.arange(1, len(rows) + 1), window)
+    before = np.concatenate(
+        [np.zeros(min(window, len(rows))), returns[: max(0, len(rows) - window)]]
+    )
+    return {
+        "env_steps": np.array([float(row["env_steps"]) for row in rows]),
+        "wall_s": np.array([float(row["t"]) for row in rows]),
+        "return_mean": (returns - before) / counts,
+    }
 
 
 def _header(line: str) -> dict[str, Any] | None:

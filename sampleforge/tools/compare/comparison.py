@@ -100,7 +100,7 @@ class Comparison:
             "environments": list(self.envs),
             "unit": self.unit,
             "scales": {env: [scale.low, scale.high] for env, scale in self.scales.items()},
-            "score": {"pick": self.rule.pick, "at": self.rule.at},
+            "score": {"pick": self.rule.pick, "at": self.rule.at, "of": self.rule.unit},
             "settings": [_plain(setting, self.envs) for setting in self.settings],
             "improvements": [
                 {"setting": one, "other": other, **estimate._asdict()}
@@ -161,6 +161,8 @@ def compare(
     """Compare the settings of ``runs``. ``scales``: those of all environments; they may only be
     empty if there is one environment, whose returns are compared then. Raises ConfigError for runs
     that cannot be compared."""
+    without = [run.name for run in runs if not run.has("eval_return_mean")]
+    rule = rule._replace(of_training=bool(without))
     envs, settings = scored_settings(runs, rule)
     missing = [env for env in envs if env not in scales]
     if missing and len(envs) > 1:
@@ -182,7 +184,7 @@ def compare(
                 for i, env in enumerate(envs)
             },
             _profile(own, thresholds),
-            _curve(setting, envs, used, rule.at),
+            _curve(setting, envs, used, rule),
         )
         for setting, own in zip(settings, scores, strict=True)
     ]
@@ -193,7 +195,14 @@ def compare(
         for one, other in permutations(compared, 2)
         if min(one.scored.seeds, other.scored.seeds) > 1
     }
-    return Comparison(envs, used, compared, improvements, rule, _notes(compared, envs, rule))
+    notes = _notes(compared, envs, rule)
+    if without:
+        more = f", nor have {len(without) - 1} more" if len(without) > 1 else ""
+        notes.append(
+            "Scores are mean returns of the last training episodes, in which policies explore: "
+            f"{without[0]} has no evaluations (--evaluate-interval N of train){more}"
+        )
+    return Comparison(envs, used, compared, improvements, rule, notes)
 
 
 def _normalised(setting: ScoredSetting, envs: Sequence[str], scales: Mapping[str, Scale]) -> Floats:
@@ -226,11 +235,11 @@ def _profile(scores: Floats, thresholds: Floats) -> Band:
 
 
 def _curve(
-    setting: ScoredSetting, envs: Sequence[str], scales: Mapping[str, Scale], at: int | None
+    setting: ScoredSetting, envs: Sequence[str], scales: Mapping[str, Scale], rule: ScoreRule
 ) -> Band:
     """Return the IQM over env steps, as far as all runs have evaluations: between two evaluations
     of a run its scores are interpolated linearly."""
-    lines = [line for env in range(len(envs)) for line in setting.lines(env, at)]
+    lines = [line for env in range(len(envs)) for line in setting.lines(env, rule)]
     x, values = aligned(lines)  # values: [envs x seeds, points]
     x, values = (each[..., np.isfinite(values).all(axis=0)] for each in (x, values))
     if len(x) > CURVE_POINTS:
@@ -286,7 +295,7 @@ def _notes(settings: Sequence[ComparedSetting], envs: Sequence[str], rule: Score
                 "--at ENV_STEPS compares at the same"
             )
     if rule.pick == "best":
-        notes.append("The best evaluation of a run is partly luck: its mean return is too high")
+        notes.append(f"The best {rule.unit} of a run is partly luck: its mean return is too high")
     return notes
 
 

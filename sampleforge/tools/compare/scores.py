@@ -152,11 +152,18 @@ OF_ENVIRONMENT = frozenset(
 class ScoreRule(NamedTuple):
     """What is compared. ``pick``: the evaluation that is a run's score, the last or the best, up to
     ``at`` env steps (None: of all); ``by``: the names (algo, policy, fields of the config) that
-    alone tell settings apart; empty: all of them."""
+    alone tell settings apart; empty: all of them. With ``of_training``, the mean return of the last
+    training episodes takes the place of evaluations."""
 
     pick: Literal["last", "best"] = "last"
     at: int | None = None
     by: tuple[str, ...] = ()
+    of_training: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What a score is the return of."""
+        return "mean of training episodes" if self.of_training else "evaluation"
 
 
 @dataclass(frozen=True)
@@ -173,32 +180,33 @@ class ScoredSetting:
     def seeds(self) -> int:
         return len(self.returns)
 
-    def lines(self, env: int, at: int | None) -> list[tuple[Floats, Floats]]:
-        """Return env steps and mean returns of the evaluations up to ``at`` env steps of each run
-        in an environment."""
-        lines = [evaluations(run) for run in self.runs[env]]
+    def lines(self, env: int, rule: ScoreRule) -> list[tuple[Floats, Floats]]:
+        """Return env steps and mean returns of what scores are made of, up to ``rule.at`` env steps
+        of each run in an environment."""
+        lines, at = [results(run, rule) for run in self.runs[env]], rule.at
         return [(x[x <= at], y[x <= at]) for x, y in lines] if at is not None else lines
 
 
-def evaluations(run: Curves) -> tuple[Floats, Floats]:
-    """Return the env steps of training, rising, and the mean returns of a run's evaluations. Raises
-    ConfigError if there is none."""
-    steps, returns = run.evaluations("env_steps")
+def results(run: Curves, rule: ScoreRule) -> tuple[Floats, Floats]:
+    """Return the env steps of training, rising, and the mean returns of a run's evaluations, or of
+    its training episodes. Raises ConfigError if there is none."""
+    steps, returns = (run.training if rule.of_training else run.evaluations)("env_steps")
     order = np.argsort(steps, kind="stable")
     x, y = finite_line(steps[order], returns[order])
     if not len(x):
         raise ConfigError(
-            f"{run.name}: the run has no evaluations, which scores are made of; train it with "
-            "--evaluate-interval N, which evaluates every N env steps beside the training"
+            f"{run.name}: the run has no evaluations and no training episodes, which scores are "
+            "made of; train it for longer, or with --evaluate-interval N, which evaluates every N "
+            "env steps beside the training"
         )
     return x, y
 
 
 def score(run: Curves, rule: ScoreRule) -> tuple[float, int]:
-    """Return the score of a run, which is the mean return of an evaluation, and the env steps of
-    training at which its weights were copied. Raises ConfigError if it has no evaluation, or was
-    not trained for ``rule.at`` env steps."""
-    steps, returns = evaluations(run)
+    """Return the score of a run, which is the mean return of an evaluation (or of training
+    episodes), and the env steps of training at which its weights were copied. Raises ConfigError if
+    it has none, or was not trained for ``rule.at`` env steps."""
+    steps, returns = results(run, rule)
     if rule.at is not None:
         trained = int(run.reports[-1]["env_steps"])
         if trained < rule.at:
@@ -209,7 +217,7 @@ def score(run: Curves, rule: ScoreRule) -> tuple[float, int]:
         known = steps <= rule.at
         if not known.any():
             raise ConfigError(
-                f"--at {rule.at}: the first evaluation of {run.name} is that of "
+                f"--at {rule.at}: the first {rule.unit} of {run.name} is that of "
                 f"{int(steps[0]):,} env steps; raise it"
             )
         steps, returns = steps[known], returns[known]

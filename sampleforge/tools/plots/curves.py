@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import HEADER, SAME_SETTING, read_yaml
+from sampleforge.run.reports.episodes import mean_returns, read_rows
 from sampleforge.run.reports.metrics import by_policy, read_metrics
 from sampleforge.tools.plots.figures import GREY, TINY, plain_axes, save_figure
 
@@ -41,7 +42,8 @@ RESAMPLES = 1000
 class Curves:
     """One run, or one policy of it: the ``name`` of its folder and of the policy; its ``env`` and
     ``algo``; the reports of its metrics.jsonl; the fields of its ``config`` by dotted name, and
-    which of them the user has ``given``."""
+    which of them the user has ``given``; the `mean_returns` of its ``episodes``, as far as there
+    is an episodes.csv."""
 
     name: str
     env: str
@@ -50,6 +52,7 @@ class Curves:
     policy: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
+    episodes: Mapping[str, Floats] = field(default_factory=dict)
 
     def series(self, *names: str) -> Floats:
         """Return one number per report: the first of the named scalars that the report has, or NaN
@@ -63,6 +66,17 @@ class Curves:
     def has(self, *names: str) -> bool:
         """Return whether any report has any of the named scalars."""
         return any(report.get(name) is not None for report in self.reports for name in names)
+
+    def training(self, against: str) -> tuple[Floats, Floats]:
+        """Return the ``env_steps`` or the seconds (``wall_s``) of training, and the mean return of
+        the last episodes there: after each episode from the first report on that has it, or from
+        the tenth episode if no report has; of a run without an episodes.csv, at each report."""
+        if not len(self.episodes.get("return_mean", ())):
+            return self.series(against), self.series("return_mean")
+        known = self.series("env_steps")[np.isfinite(self.series("return_mean"))]
+        x, y = self.episodes[against], self.episodes["return_mean"]
+        first = int(np.searchsorted(self.episodes["env_steps"], known[0])) if len(known) else 9
+        return x[first:], y[first:]
 
     def evaluations(self, against: str) -> tuple[Floats, Floats]:
         """Return, for each evaluation, the ``env_steps`` or the seconds (``wall_s``) at which its
@@ -95,6 +109,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
         raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
     left_open = stored.get("left_open") or {}
     config = _flat({name: value for name, value in stored.items() if name not in HEADER})
+    episodes, window = read_rows(folder.episodes_file)[1], int(config.get("metrics_window", 100))
     run = Curves(
         path.resolve().name,
         str(stored.get("env")),
@@ -102,6 +117,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
         reports,
         config=config,
         given=frozenset(config).difference(left_open),
+        episodes=mean_returns(episodes, window),
     )
     policies = sorted({policy for report in reports for policy in by_policy(report)})
     if not policies:
@@ -115,6 +131,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
             policy,
             run.config,
             run.given,
+            mean_returns([row for row in episodes if row.get("policy") == policy], window),
         )
         for policy in policies
     ]
@@ -246,6 +263,9 @@ LETTER = 0.06
 """Width of a letter of the legend in inches."""
 
 
+RETURN = ("return_mean",)
+
+
 class Panel(NamedTuple):
     """What one pair of axes shows: its title; the scalars, of which a report's first one counts;
     the scalar of the horizontal axis; a second scalar, drawn as a thin line; whether evaluations
@@ -261,18 +281,26 @@ class Panel(NamedTuple):
     def has_values(self, runs: Sequence[Curves]) -> bool:
         """Return whether there is anything to see: a value, and where the axis begins at 0, one
         that is not 0."""
-        values = np.concatenate([run.series(*self.names) for run in runs])
+        of_episodes = self.names == RETURN
+        values = np.concatenate(
+            [run.training(self.x)[1] if of_episodes else run.series(*self.names) for run in runs]
+        )
         known = values[np.isfinite(values)]
         return bool(np.any(known != 0) if self.from_zero else len(known))
 
-    def lines(self, setting: Setting, name: tuple[str, ...]) -> list[tuple[Floats, Floats]]:
-        """Return x and y of every run of a setting that has the scalar."""
+    def lines(
+        self, setting: Setting, name: tuple[str, ...], *, reports: bool = False
+    ) -> list[tuple[Floats, Floats]]:
+        """Return x and y of every run of a setting that has the scalar: at each report, or the
+        return, unless it is to be of ``reports``, after each episode."""
+        if name == RETURN and not reports:
+            return [finite_line(*run.training(self.x)) for run in setting.runs]
         return [finite_line(run.series(self.x), run.series(*name)) for run in setting.runs]
 
 
 PANELS = (
-    Panel("return, mean of 100 episodes", ("return_mean",), dots=True),
-    Panel("return", ("return_mean",), "wall_s", dots=True),
+    Panel("return, mean of 100 episodes", RETURN, dots=True),
+    Panel("return", RETURN, "wall_s", dots=True),
     Panel("value loss", ("value_loss",)),
     Panel("policy loss", ("policy_loss",)),
     Panel("entropy", ("entropy",)),
@@ -327,7 +355,7 @@ def _with_td_loss(run: Curves) -> Curves:
     if run.has("policy_loss"):
         return run
     reports = [{**report, "td_loss": report.get("loss")} for report in run.reports]
-    return Curves(run.name, run.env, run.algo, reports, run.policy, run.config, run.given)
+    return replace(run, reports=reports)
 
 
 def _figure(settings: Sequence[Setting], look: Look, make_figure: Any) -> Any:
@@ -383,7 +411,8 @@ def _draw_setting(
 ) -> Any:
     """Draw one setting into a panel; return the line for the legend."""
     scale = 1.0 / unit if panel.x == "wall_s" else 1.0
-    raw = [(x * scale, y) for x, y in panel.lines(setting, panel.names)]
+    found = panel.lines(setting, panel.names, reports=look.smooth > 0)
+    raw = [(x * scale, y) for x, y in found]
     lines = [(x, smoothed(y, look.smooth)) for x, y in raw if len(x)]
     main: dict[str, Any] = {"color": color, "linewidth": 1.5}
     if len(lines) < 2:

@@ -148,7 +148,7 @@ def test_settings_can_be_told_apart_by_some_fields_alone(tmp_path: Path, capsys:
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: Capture) -> None:
     run = run_with(tmp_path / "a", [1.0, 2.0], seed=1)
-    plain = make_run(tmp_path / "plain", [{"env_steps": 5, "wall_s": 1.0, "return_mean": 1.0}])
+    plain = make_run(tmp_path / "plain", [{"env_steps": 5, "wall_s": 1.0}])
     other = run_with(tmp_path / "other", [1.0], seed=1, env="Acrobot-v1")
     both = ["--normalise", "CartPole-v1=0..500", "Acrobot-v1=-500..0"]
     again = run_with(tmp_path / "again", [1.0], seed=2)
@@ -187,3 +187,18 @@ def test_the_games_of_the_published_scale_exist() -> None:
     gymnasium.register_envs(ale)
     known = set(gymnasium.registry)
     assert {f"ALE/{game}-v5" for game in ATARI} - known == set()
+
+
+def test_runs_without_evaluations_are_compared_by_their_training(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """All of them, although one has evaluations, and a note says so."""
+    reports = [{"env_steps": 100 * i, "wall_s": 1.0, "return_mean": float(i)} for i in range(1, 4)]
+    runs = [make_run(tmp_path / "a", reports, learning_rate=0.1)]
+    runs += [run_with(tmp_path / "b", [10.0, 200.0], learning_rate=0.2)]
+    result = compared(capsys, *runs)
+    assert [setting["mean"]["value"] for setting in result["settings"]] == [3.0, 1.0]
+    assert result["score"]["of"] == "mean of training episodes"
+    assert any("a has no evaluations" in note for note in result["notes"])
+    (setting,) = compared(capsys, runs[0], "--at", "250")["settings"]
+    assert setting["runs"][0]["return"] == 2.0

@@ -218,3 +218,19 @@ def test_without_matplotlib_the_command_that_installs_it_is_shown(tmp_path, caps
     run = make_run(tmp_path / "a", reports(2))
     assert main(["plot", run, "--out", str(tmp_path / "x.png")]) == 2
     assert 'pip install "sampleforge[plot]"' in capsys.readouterr().err
+
+
+def test_returns_are_drawn_after_each_episode(tmp_path, drawn):
+    """From the first report on that has them, and of Ape-X those of rows that explore least."""
+    run = make_run(tmp_path / "run", reports(4), metrics_window=2)
+    head = (
+        '#{"t_start": 0.0, "env_id": "E", "every": 1}\nr,l,t,env_steps,episode,actor,env,epsilon\n'
+    )
+    episodes = [(1, 50), (2, 60), (4, 100), (8, 150), (16, 250)]
+    lines = [f"{r},1,0.5,{at},{n},0,0,0.1\n" for n, (r, at) in enumerate(episodes)]
+    lines += [f"99,1,0.5,200,9,0,{row},0.{row}\n" for row in (2, 3)]
+    (tmp_path / "run" / "episodes.csv").write_text(head + "".join(lines) + "7,1,0.5")
+    (curve,) = panels(drawn(run))["return, mean of 100 episodes"].lines
+    assert curve.get_xydata().tolist() == [[100, 3], [150, 6], [250, 12]]
+    (curve, _) = panels(drawn(run, "--smooth", "0.5"))["return, mean of 100 episodes"].lines
+    assert curve.get_xydata().tolist() == [[100, 10], [200, 20], [300, 30]]
