@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import itertools
 import json
 import math
 import numbers
@@ -67,7 +66,9 @@ class SettingsDoc:
         self._own = own
 
     def __get__(self, instance: object, cls: type[Any]) -> str:
-        described, parts = _field_docs(cls), [self._own] if self._own else []
+        parts, described = [self._own] if self._own else [], dict[str, str]()
+        for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+            described |= docstrings(base)
         for field in dataclasses.fields(cls):
             made = field.default_factory
             default = field.default if made is dataclasses.MISSING else made()
@@ -75,7 +76,7 @@ class SettingsDoc:
             if dataclasses.is_dataclass(default):
                 words = words or f"Settings of its own: help({type(default).__name__})."
                 shown = f"{type(default).__name__}()"
-            words = textwrap.indent(words, "    ")
+            words = textwrap.fill(words, 92, initial_indent="    ", subsequent_indent="    ")
             parts.append(f"{field.name}: {field.type} = {shown}\n{words}")
         return "\n\n".join(parts)
 
@@ -89,16 +90,16 @@ class SettingsDoc:
         return config
 
 
-def _field_docs(cls: type[Any]) -> dict[str, str]:
-    """Return the docstrings of the fields of a config class, those of its bases included."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base):
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore
-            for field, doc in itertools.pairwise(body):
-                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                    docs[ast.unparse(field.target)] = inspect.cleandoc(ast.literal_eval(doc.value))
-    return docs
+def docstrings(cls: Any) -> dict[str, str]:
+    """Return the docstrings under the fields of a class, each as one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
 
 
 def check_range(

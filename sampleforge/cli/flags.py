@@ -7,14 +7,12 @@ file, so that its checks see all values."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
 import inspect
 import io
 import re
-import textwrap
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -27,6 +25,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from sampleforge.config import (
     OTHER_SETTINGS,
     ConfigError,
+    docstrings,
     in_yaml,
     nearest,
     to_plain,
@@ -521,18 +520,6 @@ def _metavar(hint: Any) -> str | None:
 
 
 @functools.cache
-def docstrings(cls: Any) -> dict[str, str]:
-    """Return the docstrings under the fields of a class, each as one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, below in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
-            found[field.target.id] = " ".join(str(below.value.value).split())
-    return found
-
-
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
