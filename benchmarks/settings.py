@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sampleforge.cli.flags import TITLES, config_parts, docstrings, part_title
-from sampleforge.config import in_yaml
+from sampleforge.cli.flags import TITLES, config_parts, part_title
+from sampleforge.config import docstrings, in_yaml
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import ALGOS
 

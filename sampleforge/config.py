@@ -90,6 +90,7 @@ class SettingsDoc:
         return config
 
 
+@functools.cache
 def docstrings(cls: Any) -> dict[str, str]:
     """Return the docstrings under the fields of a class, each as one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -197,7 +197,7 @@ def test_drawn_actions_are_those_of_a_stochastic_evaluation(
 
 def test_predict_has_the_meaning_of_stable_baselines3(run_of: Callable[[str], Path]) -> None:
     """Actions are drawn unless told otherwise, and states of episodes that begin do not count."""
-    run = run_of("recurrent")
+    run, equal = run_of("recurrent"), cast("Callable[..., bool]", torch.equal)
     obs = np.stack([step.obs for step in episode(run)[:3]])
     policy = load_policy(run)
     _, state = policy.act(obs)
@@ -208,8 +208,8 @@ def test_predict_has_the_meaning_of_stable_baselines3(run_of: Callable[[str], Pa
     assert isinstance(first, np.ndarray)
     assert first.tolist() == [begun[0], gone_on[1], begun[2]]
     assert fresh is not None and later is not None
-    assert torch.equal(ahead, torch.stack([fresh[0], later[1], fresh[2]]))
-    assert torch.equal(policy.predict(obs, state, deterministic=True)[1], later)
+    assert equal(ahead, torch.stack([fresh[0], later[1], fresh[2]]))
+    assert equal(policy.predict(obs, state, deterministic=True)[1], later)
     torch.manual_seed(5)
     drawn = [policy.predict(obs)[0].tolist() for _ in range(20)]
     torch.manual_seed(5)
@@ -217,7 +217,7 @@ def test_predict_has_the_meaning_of_stable_baselines3(run_of: Callable[[str], Pa
     assert len({tuple(each) for each in drawn}) > 1
     single, after = policy.predict(obs[0], state[:1], True, True)
     assert isinstance(single, np.ndarray) and single.shape == begun[0].shape
-    assert torch.equal(after, policy.act(obs[0])[1])
+    assert equal(after, policy.act(obs[0])[1])
 
 
 @pytest.mark.long

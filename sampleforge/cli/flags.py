@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import io
 import re
@@ -519,7 +518,6 @@ def _metavar(hint: Any) -> str | None:
     return names.get(options[0])
 
 
-@functools.cache
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()

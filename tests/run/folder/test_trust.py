@@ -18,8 +18,8 @@ import yaml
 import sampleforge.torchrun
 from sampleforge.api import load_policy, train
 from sampleforge.cli import main
-from sampleforge.cli.flags import _nested, config_parts, docstrings
-from sampleforge.config import ConfigError, to_plain
+from sampleforge.cli.flags import _nested, config_parts
+from sampleforge.config import ConfigError, docstrings, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import importable_kwargs
 from sampleforge.env.spec_json import spec_to_plain
