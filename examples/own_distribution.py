@@ -76,8 +76,8 @@ def main() -> None:
         env="Pendulum-v1",
         model=sf.ModelConfig(head="own_distribution:BetaHead"),
         gamma=0.9,
+        learning_rate=2e-3,
         train_for_env_steps=60_000,
-        anneal={"learning_rate": "linear:1e-3:1e-4"},
         seed=1,
     )
     result = sf.train(config)

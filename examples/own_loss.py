@@ -111,7 +111,8 @@ def main() -> None:
     config = ByName(
         env="Pendulum-v1",
         gamma=0.9,
-        train_for_env_steps=60_000,
+        learning_rate=2e-3,
+        train_for_env_steps=40_000,
         anneal={"prediction_coeff": "linear:0.5:0.1"},
         seed=1,
     )

@@ -147,8 +147,6 @@ def import_module_class(field: str, import_string: str, base: type[Module]) -> t
             "package.module:Class, importable from where the run is started"
         ) from error
     if not (isinstance(target, type) and issubclass(target, base)):
-        raise ConfigError(
-            f"{typed(field, import_string)}: it is no class derived from "
-            f"{base.__module__}.{base.__qualname__}"
-        )
+        wanted = "torch.nn.Module" if base is nn.Module else f"{base.__module__}.{base.__name__}"
+        raise ConfigError(f"{typed(field, import_string)}: it is no class derived from {wanted}")
     return target

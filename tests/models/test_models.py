@@ -476,7 +476,7 @@ def test_auto_is_resolved_by_the_observations() -> None:
         ("natur_cnn", "Did you mean nature_cnn"),
         ("nowhere.to.be:Found", "importing it fails: No module named 'nowhere'"),
         ("sampleforge.spec:Missing", "importing it fails"),
-        ("sampleforge.spec:ArraySpec", "not a torch.nn.Module"),
+        ("sampleforge.spec:ArraySpec", "it is no class derived from torch.nn.Module"),
         ("torch.nn:Identity", "out_features"),
         (
             f"{__name__}:TooWide",
