@@ -10,6 +10,7 @@ From the command line the same training is
     python ../train.py own_loss:PredictingConfig --env CartPole-v1 --prediction-coeff 0.1
 
 It is PPO with another loss and another network: what differs is below, and all the rest is PPO's.
+The weight of the term follows a schedule of its own (``--anneal``), as any hyperparameter can.
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ PREDICTING = dataclasses.replace(
 )
 
 
+def fading(progress: float) -> float:
+    """Return the weight of the term at a progress (0 to 1) of the training: it is to help at the
+    beginning."""
+    return 0.5 * (1.0 - progress) ** 2
+
+
 def main() -> None:
     """Train for some seconds and print how well the rewards are predicted."""
     from own_loss import PredictingConfig as ByName  # as workers and run folders find it
@@ -113,7 +120,7 @@ def main() -> None:
         gamma=0.9,
         learning_rate=2e-3,
         train_for_env_steps=40_000,
-        anneal={"prediction_coeff": "linear:0.5:0.1"},
+        anneal={"prediction_coeff": "own_loss:fading"},
         seed=1,
     )
     result = sf.train(config)
