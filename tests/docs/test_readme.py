@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sampleforge.cli import flags, main
 from sampleforge.cli.train import parse_config
 from tests.support import PAGES, REPO
 from tests.support.processes import RunCli
@@ -41,7 +42,10 @@ def commands(program: str, text: str) -> list[list[str]]:
 TRAININGS = [
     pytest.param(words, id=f"{page}: {' '.join(words)}")
     for page, text in TEXTS.items()
-    for words in commands("train.py", text)
+    for words in [
+        *commands("train.py", text),
+        *(words[1:] for words in commands("sampleforge", text) if words[0] == "train"),
+    ]
 ]
 
 
@@ -50,6 +54,31 @@ TRAININGS = [
 def test_training_commands_parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPO / "examples")  # where the page says it is run
     assert parse_config(words[0], words[1:]).env
+
+
+class Parsed(Exception):
+    """The flags of a command are known to it."""
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{page}: {' '.join(words)}")
+    for page, text in TEXTS.items()
+    for words in commands("sampleforge", text)
+    if words[0] != "train"
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = flags.parse_shown
+
+    def stop(*args: Any) -> None:
+        parse(*args)
+        raise Parsed
+
+    monkeypatch.setattr(flags, "parse_shown", stop)
+    with pytest.raises(Parsed):
+        main(words)
 
 
 def test_the_pages_show_only_verbs_that_there_are(run_cli: RunCli) -> None:
