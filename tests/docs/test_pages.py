@@ -7,6 +7,7 @@ import re
 import runpy
 
 import pytest
+import yaml
 
 from sampleforge.topologies.config import ALGOS
 from tests.support import PAGES, REPO
@@ -41,3 +42,14 @@ def test_the_reference_has_every_flag_with_its_default() -> None:
     assert {f"--{name.replace('_', '-')}" for name in fields - {"model"}} <= set(
         re.findall(r"^\| `(--[\w-]+)` \|", text, re.MULTILINE)
     )
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_code_of_a_page_can_be_read(page: str) -> None:
+    for language, block in re.findall(
+        r"^```(\w+)\n(.*?)^```$", TEXTS[page], re.DOTALL | re.MULTILINE
+    ):
+        if language == "python":
+            compile(block, page, "exec")
+        elif language == "yaml":
+            assert list(yaml.safe_load_all(block))
