@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -116,10 +116,10 @@ class EpisodesFile:
         self._earlier_stats, self._stats = self._stats, {}  # some are of records yet to come
         names = dict.fromkeys([f"env_{name}" for own in known for name in own])
         if new := [name for name in names if name not in self._of_stats]:
-            room = MOST_STATS - len(self._of_stats)
-            if room > 0:
-                self._of_stats += new[:room]
-                self._rewrite()
+            new = new[: max(0, MOST_STATS - len(self._of_stats))]
+            self._of_stats += new
+            if new:
+                self._rewrite(len(new))
         self._append([self._line(*each) for each in zip(waiting, known, strict=True)])
         if self._size > self._limit:
             self._every *= 2
@@ -142,21 +142,26 @@ class EpisodesFile:
         if kept:
             self._every, self._began = header["every"], header["t_start"]
             self._of_stats = [name for name in kept[0] if name not in self._own]
-        self._rewrite(kept)
-
-    def _rewrite(self, rows: Iterable[Mapping[str, str]] | None = None) -> None:
-        """Write the file anew with the present columns: its own rows, or ``rows``, as far as
-        their numbers are multiples of ``every``; open it for more."""
-        self.close()
-        rows = read_rows(self._path)[1] if rows is None else rows
-        header = {"t_start": self._began, "env_id": self._env, "every": self._every}
         columns = [*self._own, *self._of_stats]
-        text = io.StringIO()
-        text.write(f"#{json.dumps(header)}\n")
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row for row in rows if int(row["episode"]) % self._every == 0)
-        data = text.getvalue().encode()
+        self._begin([_csv([row.get(name, "") for name in columns]) for row in kept])
+
+    def _rewrite(self, more: int = 0) -> None:
+        """Write the file anew: ``more`` empty fields in each line, and only the episodes whose
+        numbers are multiples of ``every``."""
+        number = COLUMNS.index("episode")
+        with writing(self._path):
+            lines = self._path.read_text(encoding="utf-8").splitlines()[2:]
+        kept = [
+            line for line in lines if int(line.split(",", number + 1)[number]) % self._every == 0
+        ]
+        self._begin([line + "," * more for line in kept])
+
+    def _begin(self, lines: Sequence[str]) -> None:
+        """Write the file with the present columns and these lines; open it for more."""
+        self.close()
+        header = {"t_start": self._began, "env_id": self._env, "every": self._every}
+        columns = _csv([*self._own, *self._of_stats])
+        data = "".join(f"{x}\n" for x in (f"#{json.dumps(header)}", columns, *lines)).encode()
         with writing(self._path):
             write_atomically(self._path, data, sync=False)
             self._file = LineFile(self._path)
@@ -167,6 +172,13 @@ class EpisodesFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _csv(values: Sequence[str]) -> str:
+    """Return one line of CSV, without its end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:

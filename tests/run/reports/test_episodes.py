@@ -109,6 +109,18 @@ def test_a_file_that_is_too_large_is_thinned(tmp_path: Path) -> None:
         assert {row["env"] for row in rows} == {"3"}
 
 
+def test_a_statistic_that_comes_later_has_an_empty_column_before(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.csv"
+    file = EpisodesFile(path, fake(), first_step=100)
+    for number, stats in enumerate([{}, {"k": 1.5}, {}, {"k": 2.0, "a,b": 0.25}]):
+        file.take_stats(number, stats)
+        file.take([EpisodeRecord(0, 0, 0, 1.0, 5, stats=number)], number)
+        file.flush()
+    file.close()
+    found = [(row["env_k"], row["env_a,b"]) for row in read_rows(path)[1]]
+    assert found == [("", ""), ("1.5", ""), ("", ""), ("2", "0.25")]
+
+
 def test_a_full_disk_ends_the_file_and_not_the_run(tmp_path: Path) -> None:
     path = tmp_path / "episodes.csv"
     file = EpisodesFile(path, fake(), first_step=100)
