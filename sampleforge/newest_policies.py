@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from sampleforge.algorithms.acting import FrozenPolicy
-from sampleforge.config import ConfigError
+from sampleforge.algorithms.learning import check_names
+from sampleforge.config import ConfigError, typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.tasks import at_newest
 from sampleforge.env.user_code import import_function
@@ -159,10 +160,11 @@ class NewestPolicies:
         with DeferredInterrupt():
             self._load(group, {f"model/{name}": tensor for name, tensor in tensors.items()}, {})
 
-    def restore(self, path: str | Path) -> None:
-        """Have every policy continue from the newest checkpoint in the run folder ``path``. Raises
-        ConfigError if there is none of each policy, or of another algorithm, ValueError if it is of
-        another model, and CheckpointError if it is damaged."""
+    def restore(self, path: str | Path, with_: Mapping[str, Any]) -> None:
+        """Have every policy continue from the newest checkpoint in the run folder ``path``, with
+        the values ``with_`` of some hyperparameters. Raises ConfigError if there is none of each
+        policy, or of another algorithm, or for a value out of range, ValueError if it is of another
+        model or has no such hyperparameter, and CheckpointError if it is damaged."""
         session, folder = self._session, RunFolder.existing(path)
         if folder.algo != session.config.algo:
             raise ConfigError(
@@ -175,24 +177,28 @@ class NewestPolicies:
             if loaded is None:
                 raise ConfigError(f"{path} has no checkpoint yet; train it first")
             self._fitting(group, model_tensors(loaded[0].tensors))
+            check_names(loaded[0].state["learner"]["hyperparameters"], with_)
             found.append(loaded[0])
         with DeferredInterrupt():
             for group, checkpoint in zip(groups, found, strict=True):
-                plain = self._with_given(checkpoint.state["learner"])
+                plain = self._with_given(checkpoint.state["learner"], with_)
                 self._load(group, checkpoint.tensors, plain)
+        for name, value in with_.items():
+            session.note(f"Changed from here on: {typed(name, value)}")
 
-    def _with_given(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_given(self, state: Mapping[str, Any], with_: Mapping[str, Any]) -> dict[str, Any]:
         """Return the plain values of a learner's state from elsewhere, with the hyperparameters
-        that the session's run was given: only those that it was not given are the state's. The
-        run's config has those of the newest such state, and so has config.yaml."""
+        ``with_``, and those that the session's run was given: only those that it was not given are
+        the state's. The run's config has those of the newest such state, and so has config.yaml."""
         session = self._session
         given, defaults = flat_fields(session.opened.asked), flat_fields(type(session.asked)())
         stored = dict(state["hyperparameters"])
         own = {n: getattr(session.resolved, n) for n in stored if given[n] != defaults[n]}
-        used = {**stored, **own}
+        used = {**stored, **own, **with_}
         session.resolved = dataclasses.replace(session.resolved, **used)
         session.write_config()
-        return {**state, "hyperparameters": used}
+        in_use = {name: value for name, value in with_.items() if name in state}
+        return {**state, **in_use, "hyperparameters": used}
 
     def _load(
         self, group: PolicyGroup, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]

@@ -292,17 +292,20 @@ class Trainer:
         return session.folder.path if to is None else to
 
     @usual_torch()
-    def restore(self, path: str | Path) -> None:
+    def restore(self, path: str | Path, with_: Mapping[str, Any] | None = None) -> None:
         """Have every policy continue from the newest checkpoint in the run folder ``path``: with
         its weights, optimiser, hyperparameters and random generators. Env steps, statistics and
         the replay stay those of this run, and so do hyperparameters that its config sets (to
-        another value than the default). config.yaml has what is used.
+        another value than the default). ``with_``: values that take the place of both, such as
+        ``{"learning_rate": 1e-4}``, as those of a resumed run on the command line do. config.yaml
+        has what is used.
 
-        Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
-        ValueError if it is of another model, and CheckpointError if it is damaged.
+        Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm, or
+        for a value out of range, ValueError if it is of another model, or for a hyperparameter
+        that cannot change, which names those that can, and CheckpointError if it is damaged.
         """
         self._learning()
-        self._newest().restore(path)
+        self._newest().restore(path, with_ or {})
 
     def export(
         self, path: str | Path, format: Format | None = None, policy: int | str = 0

@@ -373,6 +373,17 @@ def test_a_saved_state_is_restored_to_the_bit_into_another_run(tmp_path: Path, m
         two.save()
         assert two.compute_actions([OBS, -OBS]).tolist() == chosen
         assert two.train_until("updates>20", env_steps=20_000)["updates"] > 20
+        for wrong, error in (
+            ({"num_workers": 3}, ValueError),
+            ({"max_grad_norm": -1}, sf.ConfigError),
+        ):
+            with pytest.raises(error, match=next(iter(wrong)).replace("_", ".")):
+                two.restore(saved, with_=wrong)
+        two.restore(saved, with_={"learning_rate": 1e-5})
+        assert two.compute_actions([OBS, -OBS]).tolist() == chosen
+        assert two.train_until("learning_rate<2e-5", env_steps=20_000)["learning_rate"] == 1e-5
+    assert "learning_rate: 1.0e-05" in (tmp_path / "two" / "config.yaml").read_text()
+    assert "Changed from here on: --learning-rate 1e-05" in (tmp_path / "two/log.txt").read_text()
     (file,) = (saved / "checkpoints").glob("*.safetensors")
     assert equal(load_file(file), newest_but_one(tmp_path / "two"))
     other = sf.DdppoConfig(**SMALL, serial=True, num_ranks=1, run_dir=str(tmp_path / "three"))

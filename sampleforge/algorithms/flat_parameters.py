@@ -38,7 +38,8 @@ class FlatParameters:
     place (`load_state_dict`) changes the flat tensor. Their ``grad`` always exists; a parameter
     that a loss does not depend on has a gradient of zeros. ``chunks``: one per dtype and device, so
     in nearly all cases a single one; parameters that are ``apart`` have one each and stay where
-    they are in memory.
+    they are in memory. ``moves``: of each chunk [n], 0 where a parameter is held and 1 elsewhere;
+    None if none is, see `hold`.
     """
 
     def __init__(self, parameters: Iterable[Tensor], apart: Iterable[Tensor] = ()) -> None:
@@ -54,6 +55,7 @@ class FlatParameters:
             for place, p in enumerate(each.parameters)
         }
         self._places = [places[id(p)] for p in self.parameters]
+        self.moves: list[Tensor | None] = [None] * len(self.chunks)
 
     def per_parameter(self, flats: Sequence[Tensor]) -> list[Tensor]:
         """Return the part of each parameter, in the order of ``parameters``, of tensors that are
@@ -66,9 +68,34 @@ class FlatParameters:
         for chunk in self.chunks:
             chunk.gradient.zero_()
 
+    def hold(self, held: Iterable[Tensor]) -> None:
+        """Have these parameters, as far as they are among its own, keep their values until
+        `release`: their gradients are set to zero."""
+        still = {id(p) for p in held}
+        for index, chunk in enumerate(self.chunks):
+            if still.intersection(map(id, chunk.parameters)):
+                moves = torch.ones_like(chunk.data)
+                for p, part in zip(chunk.parameters, chunk.views(moves), strict=True):
+                    part.fill_(float(id(p) not in still))
+                self.moves[index] = moves
+
+    def release(self) -> None:
+        """Have all parameters move again."""
+        for moves in self.moves:
+            if moves is not None:
+                moves.fill_(1.0)  # in place: a graph of the device may hold it
+
+    def zero_held(self) -> None:
+        """Set the gradients of the parameters to zero that are held. Before a step of an
+        optimiser, whose state of them then stays zero, too."""
+        for chunk, moves in zip(self.chunks, self.moves, strict=True):
+            if moves is not None:
+                chunk.gradient.mul_(moves)
+
     def clip_gradient(self, limit: float) -> Tensor:
         """Scale the gradient down to the norm ``limit`` (0: not at all); return the norm [] that it
-        had. Does not wait for the device."""
+        had, without parameters that are held. Does not wait for the device."""
+        self.zero_held()
         gradients = [chunk.gradient for chunk in self.chunks]
         norm: Tensor = torch.linalg.vector_norm(gradients[0])
         if len(gradients) > 1:
@@ -141,6 +168,13 @@ class Optimiser:
         self.eps = eps
         self._data = [chunk.data for chunk in flat.chunks]
         self._gradients = [chunk.gradient for chunk in flat.chunks]
+
+    def zero_held(self) -> None:
+        """Set to zero what is kept of parameters that are held: with it, they would move."""
+        for tensors in self.state.values():
+            for tensor, moves in zip(tensors, self.flat.moves, strict=True):
+                if moves is not None and tensor.shape == moves.shape:
+                    tensor.mul_(moves)
 
     def _zeros(self) -> list[Tensor]:
         """Return zeros for each number that is optimised."""

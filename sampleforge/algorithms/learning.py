@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from sampleforge.algorithms.flat_parameters import (
     load_optimiser,
     optimiser_tensors,
 )
+from sampleforge.models.parts import freeze_statistics, part_of
 from sampleforge.ops.masked import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather, Moments, alone
 from sampleforge.shared.staging import wait_for_copies
@@ -56,6 +57,8 @@ def check_names(known: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 
 Tensors = dict[str, torch.Tensor]
+RELEASED = "released"
+"""In the tag of a learner: parts of its model were held, and are trained since."""
 
 
 class Update(NamedTuple):
@@ -94,11 +97,13 @@ class Learner(Protocol):
     its weights. ``tag``: plain values that others keep with its state. ``model``: the network that
     is published. ``copies``: the names, in the state, of the networks that hold older weights of
     ``model``, and get other weights with it. ``averaging`` connects it with the learners of the
-    same policy in other processes.
+    same policy in other processes. ``held_until``: env steps of the run after which `release` is
+    due (None: nothing is held).
     """
 
     version: int
     env_steps: int
+    held_until: int | None
     tag: dict[str, Any]
     averaging: Averaging
     copies: tuple[str, ...]
@@ -117,6 +122,9 @@ class Learner(Protocol):
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
         change, ConfigError for a value out of range."""
+
+    def release(self) -> None:
+        """Train all parts of the model from the next update on."""
 
     def reseed(self, seed: int) -> None:
         """Seed anew the random numbers that the learner draws, if it draws any."""
@@ -145,6 +153,7 @@ class GradientLearner(Generic[Model, Config]):
     """
 
     copies: tuple[str, ...] = ()
+    held_until: int | None = None
 
     def __init__(
         self,
@@ -187,6 +196,24 @@ class GradientLearner(Generic[Model, Config]):
         self._frozen.append(Frozen(network))
         self._optimisers[name] = new(flat)
         return self._optimisers[name]
+
+    def hold(self, parts: Collection[str], env_steps: int) -> None:
+        """Leave these parts of ``model`` as they are, and the statistics of its observations with
+        the encoder (`sampleforge.models.parts`), until `release`, which is due after so many env
+        steps of the run."""
+        held = [p for name, p in self.model.named_parameters() if part_of(name) in parts]
+        for optimiser in self._optimisers.values():
+            optimiser.flat.hold(held)
+        freeze_statistics(self.model, frozen="encoder" in parts)
+        self.held_until = env_steps
+
+    def release(self) -> None:
+        """Train all parts of ``model`` from the next update on. It is part of the state."""
+        for optimiser in self._optimisers.values():
+            optimiser.flat.release()
+        freeze_statistics(self.model, frozen=False)
+        self.held_until = None
+        self.tag[RELEASED] = True
 
     def _check_frozen(self) -> None:
         """Raise RuntimeError if other parameters are trained than when the learner was made."""
@@ -233,6 +260,7 @@ class GradientLearner(Generic[Model, Config]):
         gradient is not finite, and count it in any case; return what there is to report."""
         if not skipped:
             for optimiser in self._optimisers.values() if optimisers is None else optimisers:
+                optimiser.flat.zero_held()
                 optimiser.step(self._learning_rate)
         self.version += 1
         rates = {"learning_rate": self._learning_rate, **self._scheduled}
@@ -294,7 +322,18 @@ class GradientLearner(Generic[Model, Config]):
         self.version = plain["version"]
         self.env_steps = plain["env_steps"]
         self.tag = dict(plain.get("tag", {}))
+        if self.held_until is not None and self.tag.get(RELEASED):
+            self.release()
+        for optimiser in self._optimisers.values():
+            optimiser.zero_held()
         self.change(plain["hyperparameters"])
+
+
+def release_when_due(learner: Learner, env_steps: float) -> None:
+    """Have a learner train all parts of its model, if it holds some and the run has so many
+    ``env_steps`` that it should not."""
+    if learner.held_until is not None and env_steps >= learner.held_until:
+        learner.release()
 
 
 def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:

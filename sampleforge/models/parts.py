@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from torch import nn
+
 from sampleforge.config import ConfigError, typed
 from sampleforge.runtime.config import Part
 
@@ -20,6 +22,14 @@ def part_of(name: str) -> Part:
     if name.startswith("normaliser.") or ".encoder." in name:
         return "encoder"
     return "core" if ".core." in name else "actor"
+
+
+def freeze_statistics(network: nn.Module, *, frozen: bool) -> None:
+    """Have the statistics that normalise a network's observations, if it has any, stay as they are,
+    or count again."""
+    normaliser = getattr(network, "normaliser", None)
+    if normaliser is not None:
+        normaliser.is_frozen = frozen
 
 
 def check_parts(field: str, parts: Collection[str], names: Iterable[str]) -> None:

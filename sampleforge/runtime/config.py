@@ -90,6 +90,9 @@ class InitConfig(TrackingConfig):
     weights."""
     freeze: tuple[Part, ...] = ()
     """Parts of the network that are not trained (default: none)."""
+    unfreeze_after: int | None = None
+    """Env steps of the run after which the parts that --freeze names are trained, too (default:
+    never)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +100,12 @@ class InitConfig(TrackingConfig):
             raise ConfigError(f"{typed('init_parts', self.init_parts)}: give --init-from, too")
         if self.init_from is None and self.init_mismatch != "refuse":
             raise ConfigError("--init-mismatch new: give --init-from, too")
-        if {*self.freeze} >= {"encoder", "core", "actor"}:
+        check_range(self, "unfreeze_after", low=1)
+        if self.unfreeze_after is not None and not self.freeze:
+            raise ConfigError(
+                f"--unfreeze-after {self.unfreeze_after}: no part is frozen; name it with --freeze"
+            )
+        if {*self.freeze} >= {"encoder", "core", "actor"} and self.unfreeze_after is None:
             raise ConfigError(
                 f"{typed('freeze', self.freeze)}: no part of the policy would be trained; leave "
                 "one out"

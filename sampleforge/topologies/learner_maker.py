@@ -16,7 +16,7 @@ from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
 from sampleforge.models.forward import compile_passes
-from sampleforge.models.parts import check_parts, part_of
+from sampleforge.models.parts import check_parts, freeze_statistics, part_of
 from sampleforge.rollouts.batch import Batches
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ENV_PREFIX
@@ -59,9 +59,13 @@ def make_learner(
     network = maker()
     if start.resume is None and start.initial is not None:
         start.initial.weights(network)
-    freeze(network, config.freeze)
+    until = config.unfreeze_after
+    freeze(network, config.freeze if until is None else ())
     with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
-        learner = maker.algorithm.new_learner(config, network, place)
+        learner: Any = maker.algorithm.new_learner(config, network, place)
+    if until is not None:
+        check_parts("freeze", config.freeze, (name for name, _ in network.named_parameters()))
+        learner.hold(config.freeze, until)
     if start.resume is not None:
         start.resume.learner(learner)
     elif start.initial is not None:
@@ -76,9 +80,8 @@ def freeze(network: torch.nn.Module, parts: Collection[str]) -> None:
     for name, parameter in network.named_parameters():
         if part_of(name) in parts:
             parameter.requires_grad_(False)
-    normaliser = getattr(network, "normaliser", None)
-    if normaliser is not None and "encoder" in parts:
-        normaliser.is_frozen = True
+    if "encoder" in parts:
+        freeze_statistics(network, frozen=True)
 
 
 def new_state(maker: NetworkMaker, plan: Any, start: ResumePoint) -> Tensors:

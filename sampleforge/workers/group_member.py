@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from sampleforge.algorithms.averaging import Averaging, DataParallel
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.learning import Learner, release_when_due
 from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
 from sampleforge.shared.counters import Counters
@@ -309,9 +309,11 @@ class GroupMember:
         if self._metrics_sync is not None:
             self._metrics_sync.exchange(group)
         changes, learner = self._changes, self._learner
-        own = [self._progress.done, changes.count(learner), *changes.due(learner)]
-        done, counts, *dues = group.all_gather(torch.tensor(own, dtype=torch.float64)).T
+        steps = self._progress.env_steps
+        own = [self._progress.done, changes.count(learner), steps, *changes.due(learner)]
+        done, counts, of_run, *dues = group.all_gather(torch.tensor(own, dtype=torch.float64)).T
         self._end(bool(done.any()))
+        release_when_due(learner, float(of_run.max()))
         if changes.is_member:
             learner.env_steps = int(counts[0])
         self._apply_changes(changes.agreed(dues))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.learning import Learner, release_when_due
 from sampleforge.ops.running_stats import alone
 from sampleforge.peers.group import RankLost
 from sampleforge.rollouts.batch import Batches, Taken
@@ -56,17 +56,13 @@ def at_once() -> bool:
     return True
 
 
-def do_nothing() -> None:
-    """Do nothing after an update: no other process takes part in it."""
-
-
 class LearnerWorker(EventDriven):
     """Learns from each complete batch, and publishes the weights.
 
     Ranks, and the learners of one policy, take each gradient step together. ``may_update()``:
     called when the batch is complete, until it returns True; then the update begins. Meanwhile
     requests are answered. ``after_update`` is called when the weights of an update are published,
-    before the batch is given back.
+    before the batch is given back (None: no other process takes part in it).
     """
 
     def __init__(
@@ -75,7 +71,7 @@ class LearnerWorker(EventDriven):
         batches: Batches,
         settings: LearnerSettings,
         may_update: Callable[[], bool] = at_once,
-        after_update: Callable[[], None] = do_nothing,
+        after_update: Callable[[], None] | None = None,
     ) -> None:
         super().__init__("learner", settings.post)
         self._make_learner = make_learner
@@ -115,7 +111,10 @@ class LearnerWorker(EventDriven):
         batch = self._source.read(self._taken)
         self._count["batch_s"] += perf_counter() - started
         errors = None if batch is None else self._learn(batch, self._taken.progress)
-        self._after_update()
+        if self._after_update is None:
+            release_when_due(self._learner, self._post.progress.env_steps)
+        else:
+            self._after_update()
         self._source.done(errors)
         self._taken = None
         return True

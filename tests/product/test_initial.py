@@ -50,6 +50,36 @@ def test_a_frozen_encoder_of_another_run_stays_and_the_rest_learns(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("algo", SMALL)
+def test_a_frozen_encoder_is_trained_after_some_env_steps_also_when_resumed(
+    algo: str, trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    """The first part of the run ends before, the second one after them, a third one goes on."""
+    run, before = tmp_path / "run", newest(trained(algo))
+    steps = {"freeze": ("encoder",), "unfreeze_after": 1600}
+    encoder = [
+        name
+        for name in before
+        if name.startswith("model/") and part_of(name.removeprefix("model/")) == "encoder"
+    ]
+    weights = [name for name in encoder if ".encoder." in name]
+
+    def after(env_steps: int) -> dict[str, torch.Tensor]:
+        more = {**steps, "init_from": str(trained(algo)), "train_for_env_steps": env_steps}
+        train(small(algo, run, data, **more))
+        return newest(run)
+
+    first = after(1200)
+    assert encoder and all(torch.equal(before[name], first[name]) for name in encoder)
+    rest = [name for name in before if name.startswith("model/") and name not in encoder]
+    assert any(not torch.equal(before[name], first[name]) for name in rest)
+    second = after(2400)
+    assert weights and any(not torch.equal(first[name], second[name]) for name in weights)
+    third = after(3200)
+    assert any(not torch.equal(second[name], third[name]) for name in weights)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("algo", ["appo", "apex", "sac", "ddppo"])
 def test_the_actors_begin_with_the_same_weights(
     algo: str, trained: Trained, data: Path, tmp_path: Path
@@ -140,6 +170,8 @@ def test_only_the_named_parts_are_taken(trained: Trained, data: Path, tmp_path: 
         ({"init_mismatch": "new"}, "--init-mismatch new: give --init-from, too"),
         ({"freeze": ("encoder", "core", "actor")}, "no part of the policy would be trained"),
         ({"freeze": ("body",)}, "freeze"),
+        ({"unfreeze_after": 100}, "--unfreeze-after 100: no part is frozen"),
+        ({"freeze": ("encoder",), "unfreeze_after": 0}, "--unfreeze-after 0"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, cast, get_args
 
@@ -13,8 +14,8 @@ from sampleforge.models.parts import check_parts, part_of
 from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors, store_of
 
 Which = Literal["latest", "best"]
-OF_ONE_LEARNER = ("rng", "optimiser")
-"""The beginnings of the names of a learner's tensors that are not taken."""
+OF_ONE_LEARNER = re.compile(r"model/|rng|\w*optimiser/")
+"""How the names of a learner's tensors begin that are not taken."""
 
 
 class InitialWeights:
@@ -57,11 +58,7 @@ class InitialWeights:
         if self._parts and "critic" not in self._parts:
             return
         own, plain = learner.state()
-        beside = {
-            name: tensor
-            for name, tensor in own.items()
-            if not name.startswith(("model/", *OF_ONE_LEARNER))
-        }
+        beside = {name: tensor for name, tensor in own.items() if not OF_ONE_LEARNER.match(name)}
         learner.load({**own, **_fitting(self._tensors(), beside)}, plain)
 
     def _takes(self, name: str) -> bool:
