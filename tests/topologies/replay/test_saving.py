@@ -224,11 +224,10 @@ def test_a_full_disk_loses_nothing_but_the_newest_replay(tmp_path: Path) -> None
         pytest.raises(OSError, match=r"replay not saved.*Make room"),
         Trainer(config(run, 10**9)) as trainer,
     ):
-        reports = iter(trainer)
-        next(reports)
+        trainer.train_until(env_steps=700)
         trainer.save()
         (kept,) = replays_in(run)
-        next(reports)
+        trainer.train_until(env_steps=1400)
         biggest = max(p.stat().st_size for p in (run / "checkpoints" / kept).iterdir())
         with full_disk(biggest - 1):
             trainer.save()
