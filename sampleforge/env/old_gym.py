@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +18,21 @@ def is_old(env: Any) -> bool:
     """Return whether ``env`` is an environment of the package gym, of any version."""
     own = [(each.__module__.partition(".")[0], each.__name__) for each in type(env).__mro__]
     return ("gym", "Env") in own and ("gymnasium", "Env") not in own
+
+
+def old_maker(env_id: str) -> Callable[..., Any] | None:
+    """Return the function that makes ``env_id``, if it is registered in the package gym and an
+    imported module uses that; otherwise None."""
+    old = sys.modules.get("gym")
+    if old is None:
+        return None
+    try:
+        old.spec(env_id)
+    except Exception:  # gym's own, or KeyError, by its version
+        return None
+    # The checker of gym 0.26 does not run with numpy 2.
+    takes = "disable_env_checker" in inspect.signature(old.make).parameters
+    return functools.partial(old.make, env_id, **({"disable_env_checker": True} if takes else {}))
 
 
 class OldGymEnv(gym.Env[Any, Any]):

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,7 +30,7 @@ from sampleforge.env.env_code import making
 from sampleforge.env.family import Family
 from sampleforge.env.given import PREFIX, GivenEnv, lost
 from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
-from sampleforge.env.old_gym import OldGymEnv, is_old
+from sampleforge.env.old_gym import OldGymEnv, is_old, old_maker
 from sampleforge.env.parallel import ParallelRows, is_multi_agent
 from sampleforge.env.place import Place, takes
 from sampleforge.env.single import SyncVector
@@ -357,6 +358,8 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
         _register_envs(module)
     if name in gym.registry:
         return None, _with_limit_of_kwargs(replace(config, env=name))
+    if (maker := old_maker(name)) is not None:
+        return maker, config
     raise ConfigError(
         f"--env {config.env}: {module_name} has no factory {name!r}, and importing it registers no "
         f"environment {name!r}{_meant_of(module, name)}"
@@ -472,10 +475,12 @@ def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
     imply."""
     if isinstance(env, kind):
         return env
+    of_gym = hasattr(env, "step") and hasattr(env, "reset") and "gym" not in sys.modules
     raise ConfigError(
-        f"{config.env} returned a {type(env).__name__}, but must return a gymnasium "
-        f"{kind.__name__}: a factory that takes num_envs returns a VectorEnv, any other an Env, of "
-        "gymnasium or of PettingZoo"
+        f"{config.env} returned a value of type {type(env).__name__}, but must return a gymnasium "
+        f"{kind.__name__}: a factory that takes num_envs returns a VectorEnv, any other an "
+        "Env, of gymnasium or of PettingZoo"
+        + ("; what is written for the package gym needs it: pip install gym" if of_gym else "")
     )
 
 

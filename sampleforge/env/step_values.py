@@ -113,7 +113,7 @@ def reward_of(value: Any, where: str) -> float:
         remedy = "return one number"
         if isinstance(value, np.ndarray) and value.size > 1:
             remedy = _OBJECTIVES
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | dict):
             remedy = _AGENTS
         refuse(where, "the reward", "a number", value, remedy)
     return number

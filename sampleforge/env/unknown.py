@@ -21,7 +21,7 @@ WITH_BRACES = re.compile(r"""["']([\w/.-]+\{[\w/.{}:-]*-v\d+)["']""")
 LARGEST = 1 << 20
 """Bytes of the largest module of a package that is searched for an id."""
 OWN = ("sampleforge", "gymnasium")
-"""Packages all of whose ids are known."""
+"""Packages all of whose ids are known, beside those of the families."""
 WAYS = (
     "`sampleforge envs` lists the known ones; an id that a module registers when it is imported is "
     "written module:Id, and an environment of your own package.module:factory"
@@ -43,7 +43,7 @@ def unknown(
         if (meant := family.meant(env_id)) is not None:
             lacking = needs.get(family.name)
             return f"{begin} Did you mean {meant}?" + (f" It {lacking}" if lacking else "")
-    found = next(registering(env_id), None)
+    found = next(registering(env_id, families), None)
     if found is not None:
         package, name = found
         return f"{begin} The package {package} registers it when it is imported: --env {name}"
@@ -73,15 +73,16 @@ def similar(env_id: str, known: Iterable[str]) -> list[str]:
     return [by_name[name] for name in near]
 
 
-def registering(env_id: str) -> Iterator[tuple[str, str]]:
-    """Find the installed packages for gymnasium in whose code the id stands as a text, with any
-    version, or a text with braces that may become the id ("Foraging-{0}x{0}-v3"); return (package,
-    module:Id) of each."""
+def registering(env_id: str, families: Sequence[Family] = ()) -> Iterator[tuple[str, str]]:
+    """Find the installed packages for gymnasium, but for those of ``families``, in whose code the
+    id stands as a text, with any version, or a text with braces that may become the id
+    ("Foraging-{0}x{0}-v3"); return (package, module:Id) of each."""
     name = re.escape(env_id.rpartition("-v")[0] or env_id)
     written = re.compile(rf"""["']((?:[\w-]+/)?{name}-v\d+)["']""")
+    known = {*OWN, *(family.requires for family in families)}
     for package in distributions():
-        needs = package.requires or ()
-        if package.name in OWN or not any(re.match(r"gym(nasium)?\b", need) for need in needs):
+        is_of_gym = any(re.match(r"gym(nasium)?\b", need) for need in package.requires or ())
+        if package.name.replace("-", "_") in known or not is_of_gym:
             continue
         ids = {
             (module, one)

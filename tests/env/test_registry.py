@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -99,7 +100,7 @@ def test_the_bundled_families_are_found_through_their_entry_points() -> None:
             r"Did you mean Acrobot-v1\?$",
         ),
         ("tests.support.envs:code_reward", "missing 3 required positional"),
-        (f"{__name__}:not_an_env", "returned a int, but must return a gymnasium Env"),
+        (f"{__name__}:not_an_env", "returned a value of type int, but must return a gymnasium Env"),
         (f"{__name__}:not_a_vector", "a factory that takes num_envs returns a VectorEnv"),
     ],
 )
@@ -205,6 +206,24 @@ def test_an_environment_of_the_package_gym_is_one_of_gymnasium() -> None:
     assert env.step(1)[1:4] == (1.5, False, True)
     envs.close()
     assert env.seeds[-1] == "closed"
+
+
+def test_an_id_that_a_module_registers_in_the_package_gym_is_made_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(env_id: str, disable_env_checker: bool | None = None) -> Any:
+        assert (env_id, disable_env_checker) == ("Old-v0", True)
+        return old_env()
+
+    package: Any = ModuleType("gym")
+    package.make, package.spec = make, {"Old-v0": None}.__getitem__
+    monkeypatch.setitem(sys.modules, "gym", package)
+    envs = vector(f"{__name__}:Old-v0")
+    assert envs.spec.observations.keys() == {"far"}
+    assert envs.spec.env_id == f"{__name__}:Old-v0"
+    envs.close()
+    with pytest.raises(ConfigError, match="registers no environment 'Old-v1'"):
+        vector(f"{__name__}:Old-v1")
 
 
 def test_the_spaces_of_the_package_gym_become_those_of_gymnasium() -> None:
