@@ -37,7 +37,14 @@ OLD_MUJOCO = {"robotics", "dm-control"}
 EXTRAS["all"] = sorted({need for name in EXTRAS.keys() - OLD_MUJOCO for need in EXTRAS[name]})
 EXTRAS["test"] = [
     *EXTRAS["all"],  # of every family and export there are tests
-    *("pytest>=8.0", "pytest-xdist>=3.6", "nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29"),
+    *(
+        "pytest>=8.0",
+        "pytest-xdist>=3.6",
+        "hypothesis>=6.100",
+        "nbclient>=0.10",
+        "nbformat>=5.9",
+        "ipykernel>=6.29",
+    ),
 ]
 EXTRAS["docs"] = ["zensical>=0.0.70", "mkdocstrings[python]>=0.26"]
 EXTRAS["dev"] = [

@@ -316,10 +316,24 @@ def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
         low = tuple(float(x) for x in space.low.ravel())
         high = tuple(float(x) for x in space.high.ravel())
         return ActionSpec("box", space.shape, np.dtype(space.dtype).name, low=low, high=high)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        first, last = ([int(x) for x in each.ravel()] for each in (space.low, space.high))
+        values = tuple(high - low + 1 for low, high in zip(first, last, strict=True))
+        if max(values) <= MOST_INTEGERS:
+            return ActionSpec("multidiscrete", space.shape, "int64", values, tuple(first))
+        raise ValueError(
+            f"action leaf {name!r} is a Box of {space.dtype} with {max(values):,} values of an "
+            f"element; at most {MOST_INTEGERS} are taken, each as a category: bound it, or have a "
+            "wrapper turn it into a Box of floats and round"
+        )
     raise ValueError(
-        f"action leaf {name!r} is {space}, which no policy head covers; supported are Discrete, "
-        "MultiDiscrete, MultiBinary, Box of floats, and Dict or Tuple of those"
+        f"action leaf {name!r} is a {type(space).__name__}, which no policy head covers; supported "
+        "are Discrete, MultiDiscrete, MultiBinary, Box, and Dict or Tuple of those"
     )
+
+
+MOST_INTEGERS = 1024
+"""Values of an integer of a Box action; each is a category of its own."""
 
 
 def rescaled(spec: ActionSpec) -> ActionSpec:
