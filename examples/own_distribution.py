@@ -77,7 +77,7 @@ def main() -> None:
         model=sf.ModelConfig(head="own_distribution:BetaHead"),
         gamma=0.9,
         learning_rate=2e-3,
-        train_for_env_steps=60_000,
+        train_for_env_steps=40_000,
         seed=1,
     )
     result = sf.train(config)

@@ -13,6 +13,7 @@ import torch
 import sampleforge as sf
 from tests.support.processes import RunCli
 from tests.support.runs import summary
+from tests.support.variants import slow
 
 SCRIPT = """
 import gymnasium as gym
@@ -94,7 +95,7 @@ def test_the_trainer_step_by_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algo", ["appo", "apex", "ddppo"])
+@pytest.mark.parametrize("algo", ["appo", slow("apex"), slow("ddppo")])
 def test_training_again_and_again_holds_no_more_descriptors(tmp_path: Path, algo: str) -> None:
     make = {"appo": sf.AppoConfig, "apex": sf.ApexConfig, "ddppo": sf.DdppoConfig}[algo]
 

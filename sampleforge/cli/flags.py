@@ -167,7 +167,9 @@ def _unknown(words: Sequence[str], names: Collection[str], prog: str) -> str:
     if flag is None:
         return f"{words[0]} belongs to no flag; `{prog} --help` lists them"
     name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
-    near = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in names else nearest(name, names, 1)
+    off = re.sub(r"^no-(.+\.)", r"\1no-", name)  # --no-model.X is --model.no-X
+    meant = [own for own in (OTHER_NAMES.get(name), off) if own in names]
+    near = meant or nearest(name, names, 1)
     lists = f"`{prog} --help{'-all' if 'help-all' in names else ''}` lists the flags."
     hint = f"Did you mean --{near[0]}?" if near else lists
     return f"Unknown flag --{name}. {hint}"

@@ -91,7 +91,7 @@ def test_a_folder_that_is_removed_ends_the_run_and_is_not_made_again(
     assert not run.exists()
 
 
-@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize("serial", [slow(True), False])
 def test_a_run_outlives_its_working_directory(
     tmp_path: Path, shell: list[subprocess.Popen[str]], serial: bool
 ) -> None:

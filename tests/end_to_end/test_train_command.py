@@ -36,7 +36,7 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
     assert len(done.stdout.splitlines()) == 1
     assert {path.name for path in run.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock"),
-        *("spec.json", "workers.json"),
+        *("spec.json", "workers.json", "episodes.csv"),
     }
     written = summary(run)
     assert set(written) == SUMMARY

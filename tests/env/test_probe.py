@@ -97,9 +97,13 @@ def test_a_process_that_can_have_one_row_only_is_no_error(where: str, verb: str)
     assert f"could not be {verb} (ValueError: deliberate: one per process)" in text
 
 
-@pytest.mark.parametrize("raises", ["ValueError", "SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize(
-    ("where", "stage"), [("init", "created"), ("reset", "reset"), ("step", "stepped")]
+    ("raises", "where", "stage"),
+    [
+        ("ValueError", "init", "created"),
+        ("SystemExit", "reset", "reset"),
+        ("KeyboardInterrupt", "step", "stepped"),
+    ],
 )
 def test_the_error_says_what_was_done_and_every_cause(raises: str, where: str, stage: str) -> None:
     with pytest.raises(EnvFailed) as failed:

@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from tests.support.processes import StartCli, kill, session_members
+from tests.support.variants import slow
 
 pytestmark = pytest.mark.multiprocess
 
@@ -164,7 +165,7 @@ def test_it():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("more", [[], WORKERS], ids=["one process", "workers"])
+@pytest.mark.parametrize("more", [slow([]), WORKERS], ids=["one process", "workers"])
 def test_a_hang_ends_with_all_stacks_and_the_session_goes_on(
     tmp_path: Path, more: list[str]
 ) -> None:

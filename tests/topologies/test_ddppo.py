@@ -138,16 +138,16 @@ def updates_of_one_step(**kwargs: Any) -> DdppoConfig:
 
 
 @pytest.mark.multiprocess(timeout=240)
-def test_checksums_are_equal_after_each_of_200_updates(tmp_path: Path) -> None:
+def test_checksums_are_equal_after_each_of_80_updates(tmp_path: Path) -> None:
     """Rollouts that are cut short included; an update cannot be made without its comparison. An
     early rank goes on to 12 steps at most: there are as many updates even if all do."""
-    env_steps = 205 * 3 * 4 * 12
+    env_steps = 85 * 3 * 4 * 12
     chosen = updates_of_one_step(train_for_env_steps=env_steps, run_dir=str(tmp_path / "run"))
     result = train(chosen)
     compared = result.summary["checksums_compared"]
-    assert compared >= 200
+    assert compared >= 80
     assert compared <= result.summary["updates"] <= compared + 1, "the last one may be cut off"
-    assert read_metrics(result.run_dir / "metrics.jsonl")[-1]["checksums_compared"] >= 200
+    assert read_metrics(result.run_dir / "metrics.jsonl")[-1]["checksums_compared"] >= 80
 
 
 class BatchNormEncoder(nn.Module):

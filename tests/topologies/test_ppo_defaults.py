@@ -442,7 +442,7 @@ def test_unknown_flags_beside_them_are_answered_with_the_nearest(
 
 @pytest.mark.long
 def test_help_shows_them_as_switches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "appo", "--help"]) == 0
+    assert main(["train", "appo", "--help-all"]) == 0
     shown = capsys.readouterr().out
     assert "--async-rl, --no-async-rl " in shown
     assert "--model.separate-critic, --model.no-separate-critic " in shown

@@ -25,6 +25,7 @@ from sampleforge.topologies.config import (
 from tests.support.apex_graphs import build_replay, serial_rounds
 from tests.support.graphs import rollouts
 from tests.support.runs import summary
+from tests.support.variants import slow
 
 SPIKES: dict[str, Any] = {
     "env": "tests.support.spike_envs:SpikeEnv",
@@ -116,7 +117,7 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["obs", "reward"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [slow(name) if name == "td3" else name for name in RUNS])
 def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     name: str, where: str, tmp_path: Path
 ) -> None:
