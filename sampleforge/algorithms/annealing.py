@@ -39,9 +39,10 @@ class Annealing:
                 raise ConfigError(f"{self.flag}: must be {form}, with numbers, as in linear:1e-3:0")
         elif len(ends) != 1 or not ends[0].isidentifier() or not shape:
             near = nearest(shape, SHAPES, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(SHAPES)}"
+            hint = f"Did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"{self.flag}: unknown schedule {shape}. {hint}, and package.module:function"
+                f"{self.flag}: unknown schedule {shape}. {hint}There are {', '.join(SHAPES)}, and "
+                "package.module:function"
             )
 
     @property

@@ -114,7 +114,7 @@ def probe(
             )
             groups = (replace(group, one_per_process=True) for group in alone.spec.other_groups)
             alone.spec = replace(alone.spec, one_per_process=True, other_groups=tuple(groups))
-            tried = alone
+        tried = alone  # what one row fails by is the first thing to correct
     if tried.spec is None:
         assert tried.failed is not None
         raise tried.failed

@@ -24,7 +24,10 @@ def preset_file(algo: str, name: str) -> Path:
     if name in names:
         return FOLDER / algo / f"{name}.yaml"
     near = nearest(name, names)
+    others = [each.parent.name for each in sorted(FOLDER.glob(f"*/{name}.yaml"))]
     hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+    if others:
+        hint = f"It is one of {' and '.join(others)}"
     raise ConfigError(f"Unknown {algo} preset {name}. {hint}")
 
 

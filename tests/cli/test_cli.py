@@ -208,7 +208,7 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ),
         ("train appo --env X --seed abc", "--seed abc: must be a whole number"),
         ("train appo --env X --env-kwargs a", "'a' has no value; write a=VALUE"),
-        ("eval nothing", "nothing is not a run folder"),
+        ("eval nothing", "nothing is not a run folder: there is no such folder"),
         ("eval nothing --episode 3", "--episodes"),
         ("record nothing --explore", "Unknown flag --explore. Did you mean --stochastic?"),
         ("estimate a b --greedy", "Unknown flag --greedy. Did you mean --no-stochastic?"),

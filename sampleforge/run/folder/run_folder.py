@@ -140,7 +140,8 @@ class RunFolder:
         runs = [config.parent.name for config in parent.glob("*/config.yaml")]
         near = [str(parent / name) for name in nearest(folder.path.name, runs)]
         hint = f". Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{path} is not a run folder: it has no config.yaml{hint}")
+        lacks = "it has no config.yaml" if folder.path.is_dir() else "there is no such folder"
+        raise ConfigError(f"{path} is not a run folder: {lacks}{hint}")
 
     def create(self) -> None:
         """Create the folder unless it exists, and lock it against other runs. Nothing that is in it
