@@ -103,22 +103,21 @@ def evaluate(
     config = read_config(folder, trust)
     seed = evaluation_seed(config.seed or 0) if seed is None else seed
     env, limit = _with_limit(config, max_episode_steps)
+    count = episodes or EPISODES
     with ExitStack() as resources:
         resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
         contestant = _contestant(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )
         observers.alive()
-        envs = _rows(
-            env, episodes or EPISODES, seed, folder.read_spec(), contestant, observers, resources
-        )
+        envs = _rows(env, count, seed, folder.read_spec(), contestant, observers, resources)
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
         contestant.meet(envs, group)
         player = EpisodePlayer(
             envs,
             contestant.policy,
-            episodes or EPISODES,
+            count,
             stochastic=stochastic,
             seed=seed,
             limit=limit,

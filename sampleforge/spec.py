@@ -28,6 +28,8 @@ of the encoder."""
 NO_BOUND = 1e30
 """A Box bound of this size or more counts as none: spaces give the largest float32 for
 "unbounded"."""
+MOST_INTEGERS = 1024
+"""Values of an integer of a Box action, at most; each is a category of its own."""
 ENV_PREFIX = "env."
 """Beginning of the names of hyperparameters that are reward-shaping numbers of the environment."""
 
@@ -330,10 +332,6 @@ def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
         f"action leaf {name!r} is a {type(space).__name__}, which no policy head covers; supported "
         "are Discrete, MultiDiscrete, MultiBinary, Box, and Dict or Tuple of those"
     )
-
-
-MOST_INTEGERS = 1024
-"""Values of an integer of a Box action; each is a category of its own."""
 
 
 def rescaled(spec: ActionSpec) -> ActionSpec:

@@ -97,6 +97,14 @@ def test_a_process_that_can_have_one_row_only_is_no_error(where: str, verb: str)
     assert f"could not be {verb} (ValueError: deliberate: one per process)" in text
 
 
+def test_what_fails_with_one_row_too_is_told_by_the_error_of_one_row() -> None:
+    """And not by that of the second row, which is corrected by nothing."""
+    with pytest.raises(EnvFailed, match="deliberate: in step") as caught:
+        probe(config("BrokenLonelyEnv"))
+    assert caught.value.what == "could not be stepped"
+    assert "one per process" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("raises", "where", "stage"),
     [

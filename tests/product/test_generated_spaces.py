@@ -1,5 +1,6 @@
-"""Spaces that nobody thought of: a run with generated observation and action spaces trains, or is
-refused in a sentence; its spec, its policy and its exported program come back as they were."""
+"""Runs with generated observation and action spaces: each trains, or is refused in a sentence. Its
+spec is the same when it is read again, its policy gives actions of the space, and the exported
+program computes what the policy does."""
 
 from __future__ import annotations
 

@@ -149,6 +149,13 @@ class LonelyEnv(CodeEnv):
         LonelyEnv.open_ones -= 1
 
 
+class BrokenLonelyEnv(LonelyEnv):
+    """A `LonelyEnv` whose step fails."""
+
+    def step(self, action: Any) -> Any:
+        raise ValueError("deliberate: in step")
+
+
 class HangingEnv(CodeEnv):
     """Sleeps for ever: in "init", "reset", or "step" (``where``), there at step ``after``; with
     ``alone``, only the first env of a process."""
