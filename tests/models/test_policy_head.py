@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ class FlatLogProb(PolicyHead):
         return Wrong(self.layout, parameters, mask)
 
 
+class Unclamped(PolicyHead):
+    """A density of actions within the bounds, and of no others."""
+
+    def distribution(self, parameters: Tensor, mask: Tensor | None) -> ActionDistribution:
+        class Bounded(ActionDistribution):
+            def log_prob(self, actions: Any) -> Tensor:
+                inside = actions["action"].abs().amax(-1) < 1.0
+                return torch.where(inside, super().log_prob(actions), torch.nan)
+
+        return Bounded(self.layout, parameters, mask)
+
+
 @pytest.fixture(autouse=True)
 def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(REPO / "examples"))
@@ -71,7 +84,7 @@ def head(name: str, leaves: dict[str, ActionSpec] = BOX) -> PolicyHead:
 
 
 def test_the_beta_distribution_is_within_the_bounds_and_has_its_density() -> None:
-    parameters = torch.randn(1000, 4)
+    parameters = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
     found = head(BETA).distribution(parameters, None)
     actions = found.sample(torch.Generator().manual_seed(1))["action"]
     low, high = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 3.0])
@@ -132,6 +145,28 @@ def test_a_run_with_a_head_of_ones_own_is_repeated_bit_by_bit(
     found, other = newest(first), newest(again)
     assert found.keys() == other.keys() and any("model/head." in name for name in found)
     assert all(torch.equal(found[name], other[name]) for name in found)
+
+
+def test_it_learns_recorded_actions_or_says_which_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MARWIL: the actions are those of another run, whose normal distribution leaves the bounds."""
+    data = tmp_path / "data"
+    train(ALGOS["appo"](**RUN, run_dir=str(tmp_path / "recorded"), record=str(data)))
+    settings = "--env Pendulum-v1 --serial --quiet --seed 1 --learning-rate 0.01 --batch-size 64"
+    command = f"train marwil {settings} --train-for-env-steps 2500 --input {data}"
+    for head, exponent in ((BETA, "1"), (f"{__name__}:Deep", "0")):
+        run = tmp_path / exponent
+        flags = ["--model.head", head, "--advantage-exponent", exponent, "--run-dir", str(run)]
+        assert main([*command.split(), *flags]) == 0
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        losses = [line["policy_loss"] for line in lines if "policy_loss" in line]
+        assert losses[-1] < losses[0] - 0.05
+        assert any("model/head." in name for name in newest(run))
+    capsys.readouterr()
+    flags = ["--model.head", f"{__name__}:Unclamped", "--run-dir", str(tmp_path / "refused")]
+    assert main([*command.split(), *flags]) == 2
+    assert "Unclamped: log_prob of the recorded action {'action': [" in capsys.readouterr().err
 
 
 def test_it_is_evaluated_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from sampleforge.algorithms.learning import (
     to_floats,
 )
 from sampleforge.algorithms.marwil.config import ImitationConfig
+from sampleforge.config import ConfigError
 from sampleforge.data.stored_steps import Mixture, StoredBatch
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import autocast
@@ -113,7 +114,8 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
     @torch.no_grad()
     def fit_units(self, data: Mixture) -> None:
         """Set the units in which the model sees the data: the mean and standard deviation of the
-        observations, and the standard deviation of the returns. They stay as they are."""
+        observations, and the standard deviation of the returns. They stay as they are. Raises
+        ConfigError if a policy head of the user's own has no log-probability for an action."""
         if self.model.normaliser is not None:
             for part in data.parts:
                 count = len(next(iter(part.observations.values())))
@@ -123,10 +125,36 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
                         for name, leaf in part.observations.items()
                     }
                     self.model.normaliser.update(chunk)
+        self._check_head(data)
         returns = torch.cat([torch.from_numpy(part.return_to_go) for part in data.parts]).double()
         spread = returns.var(correction=0)
         size = torch.maximum(spread, LEAST_SPREAD**2 * returns.square().mean()).sqrt()
         self.model.rescale_values(size if size > 0 else 1.0)
+
+    def _check_head(self, data: Mixture) -> None:
+        """Raise ConfigError if the head of the user's own, which cannot have drawn the recorded
+        actions, gives one of them a log-probability that is not finite."""
+        head = self.model.head
+        if head is None:
+            return
+        features = torch.zeros(1, self.model.actor.out_features, device=self._device)
+        for part in data.parts:
+            for start in range(0, len(part.return_to_go), CHUNK):
+                actions = {
+                    name: torch.from_numpy(leaf[start : start + CHUNK]).to(self._device)
+                    for name, leaf in part.actions.items()
+                }
+                count = len(next(iter(actions.values())))
+                log_prob = head.distribution(head(features.expand(count, -1)), None).log_prob(
+                    actions
+                )
+                for row in (~log_prob.isfinite()).nonzero()[:1, 0].tolist():
+                    action = {name: leaf[row].tolist() for name, leaf in actions.items()}
+                    raise ConfigError(
+                        f"--model.head {head.config.head}: log_prob of the recorded action "
+                        f"{action} is {log_prob[row]:g}, so that it cannot be learned; let "
+                        "log_prob move actions at a bound or outside a little to its inside"
+                    )
 
     def update(self, batch: StoredBatch, progress: float) -> Update:
         """Take one gradient step on a batch.
