@@ -149,7 +149,10 @@ LEAST_PART = 4
 """Least length of a name that suggests the longer names which contain it."""
 
 
-GONE = {"exploration_schedule": "anneal: {exploration_coeff: linear}"}
+GONE = {
+    "exploration_schedule": "anneal: {exploration_coeff: linear}",
+    "policy_weights": "init_from: {policy_1: RUN}",
+}
 """Former name of a setting -> what takes its place."""
 
 

@@ -30,7 +30,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_OF_MODEL, CODE_TO_ACT, Trust, imports_code
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
-from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.topologies.config import OPPONENT, AnyConfig, roles_of_policies
 from sampleforge.topologies.config_classes import config_class, names_code
 from sampleforge.topologies.registry import pairing
 
@@ -280,8 +280,10 @@ def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = CODE_TO
 
 
 def _agent_group(config: AnyConfig, policy: str | None, spec: EnvSpec) -> int:
-    """Return the index of the agent group that a policy of a run plays."""
-    return 0 if policy is None else roles_of_policies(config).agent_group(policy, spec)
+    """Return the index of the agent group that a policy of a run plays; None: the only one that it
+    trains."""
+    roles = roles_of_policies(config)
+    return roles.agent_group(policy or roles.trained[0], spec)
 
 
 def load_model(
@@ -326,8 +328,9 @@ def load_other_groups(
     such a policy has no checkpoint."""
     group, roles = _agent_group(config, policy, spec), roles_of_policies(config)
     models: dict[int, ActorCritic | QNetwork] = {}
-    for name in roles.trained:
+    for name in (*roles.trained, *(each for each in roles.frozen if each != OPPONENT)):
         other = roles.agent_group(name, spec)
         if other != group and other not in models:
-            models[other] = load_model(folder, config, policy=name)[0].eval()
+            stored = None if roles.trained == (name,) else name
+            models[other] = load_model(folder, config, policy=stored)[0].eval()
     return group, models

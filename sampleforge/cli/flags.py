@@ -90,6 +90,27 @@ def _pairs(read: Callable[[str], Any]) -> PrimitiveConstructorSpec[Any]:
 KEY_VALUES, KEY_JSON = _pairs(scalar), _pairs(json_value)
 
 
+def run_or_runs(words: Sequence[str]) -> str | dict[str, str]:
+    """Return one word, or ``policy_0=RUN policy_1=RUN`` as a dict. Raises ValueError for anything
+    else."""
+    if len(words) == 1 and not re.match(r"\w+=", words[0]):
+        return words[0]
+    if not words or not all(re.match(r"\w+=.", word) for word in words):
+        raise ValueError(f"{' '.join(words)!r} must be RUN, or POLICY=RUN for each of several")
+    return key_values(words, str)
+
+
+RUNS: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="RUN|POLICY=RUN ...",
+    instance_from_str=run_or_runs,
+    is_instance=lambda value: isinstance(value, str | dict | None),
+    str_from_instance=lambda value: (
+        [f"{k}={v}" for k, v in value.items()] if isinstance(value, dict) else [str(value)]
+    ),
+)
+
+
 C = TypeVar("C")
 Field = tuple[str, Any, Any]
 """Name, annotation and `dataclasses.field`, as make_dataclass takes them."""
@@ -199,6 +220,7 @@ OTHER_NAMES = {
     "evaluation-env-kwargs": "evaluate-env-kwargs",
     "evaluation-function": "evaluate-function",
     "exploration-schedule": "anneal exploration-coeff=linear",
+    "policy-weights": "init-from policy_1=RUN",
 }
 """Name of a flag in other libraries, or in earlier versions -> name of the same flag here."""
 
@@ -475,7 +497,9 @@ def _flag(name: str, hint: Any, text: str, default: Any, prefix: str = "") -> Fi
         # `with_values` gives both flags their value; the help shows an alias first.
         on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
         marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
-    if _takes_pairs(kind) and not given:
+    if kind == str | dict[str, str] | None:
+        marks.append(RUNS)
+    elif _takes_pairs(kind) and not given:
         marks.append(KEY_JSON if typing.get_args(kind)[-1] is Any else KEY_VALUES)
     field = dataclasses.field() if default is dataclasses.MISSING else _field(default)
     return name, Annotated[(kind, *marks, *given)], field

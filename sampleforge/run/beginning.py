@@ -13,7 +13,7 @@ from sampleforge.env.probe import probe
 from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.checkpoint import ResumeCheckpoint, frozen_weights
+from sampleforge.run.folder.checkpoint import ResumeCheckpoint
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import (
@@ -135,19 +135,21 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
     ``processes``: the workers are processes of their own."""
     start = session.resume_point
 
-    def of_frozen(index: int, weights: str) -> ResumePoint:
-        seed = seed_of_policy(start.seed, index)
-        resume = frozen_weights(weights) if weights else None
-        return dataclasses.replace(start, seed=seed, resume=resume)
+    def of_frozen(index: int, name: str) -> ResumePoint:
+        opened, seed = session.opened, seed_of_policy(start.seed, index)
+        resume, initial = opened.frozen.get(name), opened.initial.get(name)
+        return dataclasses.replace(start, seed=seed, resume=resume, initial=initial)
 
     frozen = frozen_starts(session.roles, session.spec, of_frozen)
     model = session.run_plan.agents[0].maker(start.seed)()  # what does not fit is refused here
     freeze(model, session.run_plan.config.freeze)
-    if session.opened.initial is not None and (left := session.opened.initial.weights(model)):
-        session.message(f"--init-from: new are {', '.join(left)}")
+    for name, initial in session.opened.initial.items():
+        if left := initial.weights(session.run_plan.new_model(name)):
+            of = f" of {name}" if len(session.opened.initial) > 1 else ""
+            session.message(f"--init-from: new{of} are {', '.join(left)}")
     hooks = RunHooks(
         for_workers(callbacks, processes=processes),
-        (*session.roles.trained, *session.roles.frozen),
+        session.roles.trained + session.roles.frozen,
         session.tasks.training,
         session.tasks.evaluation,
     )
@@ -167,7 +169,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
                 resume=ResumeCheckpoint(stored.store, session.opened.changed)
                 if stored.earlier
                 else None,
-                initial=None if stored.earlier else session.opened.initial,
+                initial=session.opened.initial.get(stored.id),
                 replays=stored.stored_replay,
             ),
             stored.store.save_state,
@@ -191,7 +193,7 @@ def wired(config: AnyConfig) -> tuple[Graph, Any, AnyPlan, EnvSpec]:
         PolicyStart(each, start, _do_not_save, group=plan.agent_group(each))
         for each in plan.roles.trained
     ]
-    frozen = frozen_starts(plan.roles, spec, lambda index, weights: start)
+    frozen = frozen_starts(plan.roles, spec, lambda index, name: start)
     return plan.wire(start, policies, frozen), plan.config, plan.sizes, spec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,17 @@ from sampleforge.config import ConfigError
 from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.run.callback import Callback, named_callbacks
-from sampleforge.run.folder.checkpoint import CheckpointStore
-from sampleforge.run.folder.initial import InitialWeights, initial_weights
+from sampleforge.run.folder.checkpoint import CheckpointStore, ResumeCheckpoint
+from sampleforge.run.folder.initial import (
+    InitialWeights,
+    initial_weights,
+    kept_weights,
+    places_of,
+)
 from sampleforge.run.folder.replays import Replays
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.spec import EnvSpec, with_action_units
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles
 from sampleforge.topologies.datasets import check_datasets
 from sampleforge.topologies.evaluator import check_evaluation
 from sampleforge.topologies.registry import pairing
@@ -49,8 +54,9 @@ class OpenRun:
     values that the first part had chosen. ``policies``: one entry per policy group; if there are
     several, each has a folder of checkpoints. ``spec``: the environment's, as the run sees it.
     ``warnings``, ``notes``: what the user is to know. ``changed``: what a resumed run changes of
-    the learning, new values by name. ``initial``: the weights that a new run begins with (None:
-    new ones)."""
+    the learning, new values by name. ``initial``: the weights of --init-from that policies begin
+    with, by their ids; ``frozen``: the frozen policies, each with the checkpoint of its weights in
+    this folder (None: it begins)."""
 
     asked: AnyConfig
     config: AnyConfig
@@ -60,7 +66,8 @@ class OpenRun:
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
     changed: Mapping[str, Any] = field(default_factory=dict)
-    initial: InitialWeights | None = None
+    initial: Mapping[str, InitialWeights] = field(default_factory=dict)
+    frozen: Mapping[str, ResumeCheckpoint | None] = field(default_factory=dict)
 
     @property
     def earlier(self) -> dict[str, Any]:
@@ -101,14 +108,14 @@ def import_code(config: AnyConfig) -> tuple[AnyConfig, list[Callback]]:
 def open_run(
     asked: AnyConfig,
     spec: EnvSpec,
-    policies: Sequence[str],
+    roles: PolicyRoles,
     resources: ExitStack,
     interrupted: Callable[[], bool],
 ) -> OpenRun:
     """Open the folder of a run in the environment of ``spec``; ``resources`` closes it. Nothing in
     it changes before `OpenRun.prepare`.
 
-    ``asked``: the config as the user gave it. ``policies``: ids of the policy groups.
+    ``asked``: the config as the user gave it. ``roles``: the policies of the run.
     ``interrupted()``: whether the run was asked to end. Raises ConfigError if the run may not
     start, or resume, in the folder."""
     check_learning_rate(asked)
@@ -119,7 +126,7 @@ def open_run(
     folder.create()
     resources.callback(folder.close)
     try:
-        return _opened(folder, asked, spec, policies, interrupted, warnings)
+        return _opened(folder, asked, spec, roles, interrupted, warnings)
     except BaseException:
         folder.discard()
         raise
@@ -129,7 +136,7 @@ def _opened(
     folder: RunFolder,
     asked: AnyConfig,
     spec: EnvSpec,
-    policies: Sequence[str],
+    roles: PolicyRoles,
     interrupted: Callable[[], bool],
     warnings: list[str],
 ) -> OpenRun:
@@ -141,15 +148,19 @@ def _opened(
         resumed = folder.check_resume(config, lambda c: pairing(c).resolved(c, spec))
         asked, config, notes, changed = resumed
     stored = []
-    for policy in policies:
-        path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
+    for policy in roles.trained:
+        path = folder.checkpoints if len(roles.trained) == 1 else folder.checkpoints / policy
         stored.append(_stored_policy(policy, path, asked, interrupted, warnings.append))
-    initial = None
-    if asked.init_from is not None and resuming:
-        notes = [*notes, f"--init-from {asked.init_from}: this run goes on from its own checkpoint"]
-    elif asked.init_from is not None:
-        initial = initial_weights(asked)
-        notes = [*notes, f"The weights are those of {asked.init_from} at the beginning"]
+    frozen = {
+        name: kept_weights(folder, name, warnings.append) if resuming else None
+        for name in roles.frozen
+        if name != OPPONENT
+    }
+    begin = [policy.id for policy in stored if not policy.earlier]
+    begin += [name for name, kept in frozen.items() if kept is None]
+    places = places_of(asked, roles.trained)
+    initial = {name: initial_weights(asked, at) for name, at in places.items() if name in begin}
+    notes = [*notes, *_notes_of_weights(asked, places, initial)]
     if resuming:
         _check_policies(folder, stored, warnings.append)
     if config.seed is None:
@@ -162,10 +173,27 @@ def _opened(
     if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
     spec = with_action_units(spec, rescale=config.rescale_actions)
-    opened = OpenRun(asked, config, spec, folder, tuple(stored), warnings, notes, changed, initial)
+    opened = OpenRun(
+        asked, config, spec, folder, tuple(stored), warnings, notes, changed, initial, frozen
+    )
     if opened.earlier:
         folder.check_spec(spec)
     return opened
+
+
+def _notes_of_weights(
+    asked: AnyConfig, places: Mapping[str, str], initial: Collection[str]
+) -> list[str]:
+    """Return a line for each of the ``places`` (see `places_of`): whether the policy begins with
+    the weights there. ``initial``: the policies that do."""
+    lines = dict[str, None]()
+    for policy, place in places.items():
+        of = f" of {policy}" if isinstance(asked.init_from, dict) else ""
+        if policy in initial:
+            lines[f"The weights{of} are those of {place} at the beginning"] = None
+        else:
+            lines[f"--init-from {place}: this run goes on from its own checkpoint{of}"] = None
+    return [*lines]
 
 
 def _stored_policy(

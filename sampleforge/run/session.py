@@ -108,7 +108,7 @@ class Session:
         self.asked, named = import_code(self.asked)
         self._callbacks += named
         self.opened = open_run(
-            self.asked, self.spec, self.roles.trained, self._resources, self._ending.is_early
+            self.asked, self.spec, self.roles, self._resources, self._ending.is_early
         )
         self.config, self.folder = self.opened.config, self.opened.folder
         self.spec = self.opened.spec
@@ -142,7 +142,12 @@ class Session:
 
     def _write_beginning(self) -> None:
         """Write what the folder has of a run from its beginning on."""
+        from sampleforge.run.folder.initial import keep_weights
+
         self.opened.prepare(self._resources)
+        for policy in self.graph.frozen:
+            if policy.id in self.opened.frozen and self.opened.frozen[policy.id] is None:
+                keep_weights(self.folder, policy)
         self._files.begin(self, self._resources)
         self.write_config()
         self.folder.write_spec(self.spec)

@@ -78,10 +78,12 @@ Part = Literal["encoder", "core", "actor", "critic"]
 
 @dataclass(frozen=True)
 class InitConfig(TrackingConfig):
-    init_from: str | None = None
+    init_from: str | dict[str, str] | None = None
     """Begin with the weights of another run, of any algorithm, and the statistics that normalise
     its observations: its folder, folder@best for its best checkpoint, or folder:id for a policy of
-    several. A resumed run goes on from its own checkpoint (default: new weights)."""
+    several. All policies that are trained begin with them; policy_1=folder is for this policy
+    alone, which may be a frozen one. A resumed run goes on from its own checkpoint (default: new
+    weights)."""
     init_parts: tuple[Part, ...] = ()
     """Parts of the network that are taken: encoder, core, actor (the heads of the policy, or of
     Q-values), critic (default: all)."""

@@ -47,8 +47,8 @@ def frozen_group(
     follows = None if start.follows is None else latest[start.follows]
     pool = SnapshotPool(model.state_dict(), start.snapshots, follows)
     if follows is None:
-        if start.start.resume is not None:
-            start.start.resume.weights(model)
+        if (given := start.start.resume or start.start.initial) is not None:
+            given.weights(model)
         pool.put(0, model.state_dict(), 0)
     return FrozenGroup(start.id, pool, new_model, start.start.seed)
 

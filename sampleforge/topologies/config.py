@@ -260,12 +260,12 @@ OPPONENT = "opponent"
 @dataclass(frozen=True)
 class PolicyRoles:
     """The policies of a run. ``ids``: of all of them, but for `OPPONENT`; ``trained``: the ids of
-    those that it trains; ``frozen``: those that act but are not trained, each with the run folder
-    of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
+    those that it trains; ``frozen``: of those that act but are not trained; ``pool``: capacity of
+    the pool of `OPPONENT`."""
 
     ids: tuple[str, ...]
     trained: tuple[str, ...]
-    frozen: Mapping[str, str]
+    frozen: tuple[str, ...]
     pool: int = 0
 
     def agent_group(self, policy: str, spec: EnvSpec) -> int:
@@ -282,20 +282,28 @@ _POLICY_ID = re.compile(r"\w+", re.ASCII)
 def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -> PolicyRoles:
     """Return the policies of the run that ``config`` describes. ``trained``: ids that replace the
     usual ones, of policies that are all trained. Raises ValueError for ids that cannot be names of
-    folders and metrics."""
+    folders and metrics, and ConfigError for another policy in ``config.init_from``."""
     if trained is not None:
         _check_ids(trained)
-    if not isinstance(config, PoliciesConfig):
-        own = (ONLY_POLICY,) if trained is None else tuple(trained)
-        return PolicyRoles(own, own, {})
-    count = config.num_policies
+    several = config if isinstance(config, PoliciesConfig) else PoliciesConfig()
+    count = several.num_policies
     ids = (ONLY_POLICY,) if count == 1 else tuple(f"policy_{i}" for i in range(count))
     ids = ids if trained is None else tuple(trained)
-    own = ids if trained is not None else config.to_train or ids
-    frozen = {name: config.policy_weights.get(name, "") for name in ids if name not in own}
-    if config.opponent_pool:
-        frozen[OPPONENT] = ""
-    return PolicyRoles(ids, own, frozen, config.opponent_pool)
+    own = ids if trained is not None else several.to_train or ids
+    frozen = tuple(name for name in ids if name not in own)
+    if isinstance(config.init_from, dict):
+        _check_named(config.init_from, ids)
+    pool = several.opponent_pool
+    return PolicyRoles(ids, own, (*frozen, OPPONENT) if pool else frozen, pool)
+
+
+def _check_named(init_from: dict[str, str], ids: Sequence[str]) -> None:
+    for name, place in init_from.items():
+        if name not in ids:
+            raise ConfigError(
+                f"{typed('init_from', {name: place})}: there is no policy {name}; give the run "
+                f"alone, or name one of {', '.join(ids)} (a folder of this name: ./{name}={place})"
+            )
 
 
 def _check_ids(policies: Sequence[str]) -> None:

@@ -74,8 +74,8 @@ class PolicyStart:
 
 @dataclass(frozen=True)
 class FrozenStart:
-    """A policy that acts in a run but is not trained. ``start``: with its seed and the checkpoint
-    that it acts from, if there is one; ``snapshots``: the capacity of its pool. ``follows``: the id
+    """A policy that acts in a run but is not trained. ``start``: with its seed and the weights that
+    it acts with, if they are not new; ``snapshots``: the capacity of its pool. ``follows``: the id
     of the trained policy whose newest weights the pool offers, too (None: only snapshots).
     ``group``: the index of the agent group that it plays."""
 
@@ -89,12 +89,11 @@ class FrozenStart:
 def frozen_starts(
     roles: PolicyRoles, spec: EnvSpec, start: Callable[[int, str], ResumePoint]
 ) -> list[FrozenStart]:
-    """Return the starts of the frozen policies of a run. ``start(index, weights)`` returns where
-    one begins; ``index``: its place among all policies of the run; ``weights``: the run folder of
-    its weights."""
+    """Return the starts of the frozen policies of a run. ``start(index, name)`` returns where the
+    policy with this id begins; ``index``: its place among all policies of the run."""
     starts = []
-    for index, (name, weights) in enumerate(roles.frozen.items(), len(roles.trained)):
-        group, own = roles.agent_group(name, spec), start(index, weights)
+    for index, name in enumerate(roles.frozen, len(roles.trained)):
+        group, own = roles.agent_group(name, spec), start(index, name)
         if name == OPPONENT:
             starts.append(FrozenStart(name, own, roles.pool, roles.trained[0], group))
         else:

@@ -112,10 +112,8 @@ class PoliciesConfig(Checked):
     see --num-policies). seat has actor, split, seat, agent (the name) and group."""
     policies_to_train: tuple[str, ...] = ()
     """Ids of the policies that are trained, such as policy_0,policy_1 (default: all). The others
-    are frozen: they act with the weights that they begin with."""
-    policy_weights: dict[str, str] = field(default_factory=dict)
-    """Weights that frozen policies act with: the id of a policy, and a run folder, or folder:id of
-    a policy in it, whose latest checkpoint is taken (default: initial weights)."""
+    are frozen: they act with the weights that they begin with, new ones or those of --init-from
+    policy_1=RUN."""
     opponent_pool: int = 0
     """Snapshots of the policy from which opponents are drawn, for self-play in a multi-agent
     environment: one agent of each environment learns, the others act with a snapshot or the newest
@@ -170,13 +168,6 @@ class PoliciesConfig(Checked):
                 f"--policies-to-train {','.join(self.to_train)}: the policies are "
                 f"{', '.join(ids)}; --num-policies sets their number"
             )
-        frozen = [name for name in ids if self.to_train and name not in self.to_train]
-        for name in self.policy_weights:
-            if name not in frozen:
-                raise ConfigError(
-                    f"--policy-weights {name}=...: {name} is not frozen; the frozen policies are "
-                    f"{', '.join(frozen) or 'none'} (--policies-to-train names the others)"
-                )
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,8 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train appo --env X --model.core-size 0", "--model.core-size 0: must be at least 1"),
         ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
         ("train appo --env X --evaluation-env Y", "Did you mean --evaluate-env?"),
+        ("train appo --env X --policy-weights a=b", "Did you mean --init-from policy_1=RUN?"),
+        ("train appo --env X --init-from a b", "--init-from: 'a b' must be RUN, or POLICY=RUN"),
         (
             "train ddppo --num-policies 2",
             "--num-policies is a flag of appo, pqn, apex, sac and td3; ddppo trains one policy",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sampleforge.cli.train import parse_config
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.run.screen.messages import resume_command
 from sampleforge.topologies.config import ALGOS
 
@@ -30,6 +30,19 @@ def test_stop_conditions_may_be_given_in_one_flag_or_in_several(flags: str) -> N
     config = parse_config("appo", ["--env", "CartPole-v1", *shlex.split(flags)])
     assert config.stop == ("eval_return_mean>=475", "wall_s>9")
     assert (config.seed, config.evaluate_interval) == (3, 5)
+
+
+def test_the_runs_to_begin_from_are_one_or_one_for_each_policy() -> None:
+    given = {
+        "runs/lr=0.1@best": "runs/lr=0.1@best",
+        "policy_0=a policy_1=b=c:policy_0": {"policy_0": "a", "policy_1": "b=c:policy_0"},
+    }
+    for words, expected in given.items():
+        flags = ["--init-from", *words.split(), "--num-policies", "2"]
+        config = parse_config("appo", ["--env", "CartPole-v1", *flags])
+        assert config.init_from == expected
+        again = shlex.split(typed("init_from", config.init_from))
+        assert parse_config("appo", ["--env", "CartPole-v1", *again]).init_from == expected
 
 
 def test_the_command_that_resumes_a_run_names_all_conditions(tmp_path: Path) -> None:

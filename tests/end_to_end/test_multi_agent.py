@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
 
 from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
@@ -95,21 +98,61 @@ def test_a_run_goes_on_from_the_checkpoints_of_all_agent_groups(tmp_path: Path) 
 
 @pytest.mark.long
 def test_frozen_policies_act_with_the_weights_of_another_run(tmp_path: Path) -> None:
-    one = AppoConfig(**WALKERS, train_for_env_steps=2000, run_dir=str(tmp_path / "one"))
-    with Session(one) as session:
+    """Also in a resumed run when the other run is gone, and in a folder of an earlier version,
+    which had no weights of theirs, but the place of the other run."""
+    (tmp_path / "source").mkdir()
+    one = tmp_path / "source" / "one"
+    other_seed = {**WALKERS, "seed": 5}
+    with Session(AppoConfig(**other_seed, train_for_env_steps=500, run_dir=str(one))) as session:
         list(session.reports())
-    frozen: dict[str, Any] = {
-        "policies_to_train": ("policy_0",),
-        "policy_weights": {"policy_1": f"{tmp_path / 'one'}:policy_1"},
-    }
-    two = AppoConfig(**WALKERS, **frozen, train_for_env_steps=2000, run_dir=str(tmp_path / "two"))
-    with Session(two) as session:
-        (group,) = session.graph.frozen
-        tensors = group.new_model().state_dict()
-        assert group.id == "policy_1" and group.pool.read(0, tensors) == 0
-        list(session.reports())
-    model = load_policy(tmp_path / "one", policy="policy_1").model.state_dict()
-    assert all(np.array_equal(tensors[name], model[name]) for name in model)
+    expected = load_policy(one, policy="policy_1").model.state_dict()
+
+    def plays(run: Path, env_steps: int, **more: Any) -> dict[str, torch.Tensor]:
+        """The weights of the frozen policy in a run of so many env steps."""
+        more |= {"policies_to_train": ("policy_0",), "train_for_env_steps": env_steps}
+        with Session(AppoConfig(**WALKERS, run_dir=str(run), **more)) as session:
+            (group,) = session.graph.frozen
+            tensors = group.new_model().state_dict()
+            assert group.id == "policy_1" and group.pool.read(0, tensors) == 0
+            list(session.reports())
+        return tensors
+
+    def is_expected(tensors: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+    two, place = tmp_path / "two", {"policy_1": f"{one}:policy_1"}
+    assert not is_expected(plays(tmp_path / "own", 500, init_from=f"{one}:policy_0"))
+    assert is_expected(plays(two, 500, init_from=place))
+    told = f"The weights of policy_1 are those of {one}:policy_1 at the beginning"
+    assert told in (two / "log.txt").read_text()
+
+    earlier = shutil.copytree(two, tmp_path / "earlier")
+    shutil.rmtree(earlier / "snapshots")
+    stored = yaml.safe_load((earlier / "config.yaml").read_text())
+    assert "init_from" not in stored
+    (earlier / "config.yaml").write_text(yaml.safe_dump({**stored, "policy_weights": place}))
+    assert is_expected(plays(earlier, 1000))
+
+    one.parent.rename(tmp_path / "gone")
+    for run in (two, earlier):
+        assert is_expected(plays(run, 1500))
+    assert is_expected(plays(two, 2000, init_from=place))
+    told = f"--init-from {one}:policy_1: this run goes on from its own checkpoint of policy_1"
+    assert told in (two / "log.txt").read_text()
+    trust = Trust(everything=True)
+    for policy in (None, "policy_1"):
+        assert evaluate(earlier, episodes=2, policy=policy, trust=trust)["episodes"] == 2
+
+
+def test_weights_for_a_policy_that_there_is_not_are_refused() -> None:
+    for config in (
+        AppoConfig(**WALKERS, init_from={"policy_2": "runs/one"}),
+        DdppoConfig(env="CartPole-v1", init_from={"policy_2": "runs/one"}),
+    ):
+        with pytest.raises(ConfigError, match="--init-from policy_2=runs/one: there is no policy"):
+            Session(config)
+    with pytest.raises(ConfigError, match=r"policy_weights\. Did you mean init_from: {policy_1"):
+        AppoConfig(**WALKERS, policy_weights={"policy_1": "runs/one"})  # type: ignore[call-arg]
 
 
 def test_ddppo_refuses_several_agents(tmp_path: Path) -> None:

@@ -421,8 +421,8 @@ def check_empty(path: str | Path) -> Path:
 
 
 def copy_newest(folder: RunFolder, stores: Sequence[CheckpointStore], to: Path) -> None:
-    """Copy config.yaml, spec.json and the newest checkpoint of each of ``stores`` into the folder
-    ``to`` (see `check_empty`).
+    """Copy config.yaml, spec.json, the newest checkpoint of each of ``stores`` and the weights of
+    opponents into the folder ``to`` (see `check_empty`).
 
     It is then a run folder: it can be loaded, evaluated, exported, and trained from. The replay and
     the metrics of the run are not copied. Raises OSError if it cannot be written.
@@ -435,6 +435,8 @@ def copy_newest(folder: RunFolder, stores: Sequence[CheckpointStore], to: Path) 
         where = copy.path / store.folder.relative_to(folder.path)
         where.mkdir(exist_ok=True)
         shutil.copyfile(store.folder / found[1].file, where / found[1].file)
+    if folder.snapshots.is_dir():
+        shutil.copytree(folder.snapshots, copy.snapshots)
     shutil.copyfile(folder.spec_file, copy.spec_file)
     shutil.copyfile(folder.config_file, copy.config_file)  # last: it makes a run folder of it
 
@@ -478,22 +480,6 @@ class ResumeCheckpoint:
         for learned in (learner["hyperparameters"], learner):  # the rate in use, beside its setting
             learned.update({n: value for n, value in self._changed.items() if n in learned})
         return loaded[0]
-
-
-def store_of(flag: str, place: str) -> CheckpointStore:
-    """Return the checkpoints of a run folder, or, with ``place`` as folder:id, those of its policy
-    with this id, which ``flag`` names. Raises ConfigError if there is none."""
-    run_dir, _, policy = place.partition(":")
-    folder = RunFolder.existing(Path(run_dir).absolute())  # workers have a directory of their own
-    store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
-    if store.load(log=lambda text: None) is None:
-        raise ConfigError(f"{flag} {place}: there is no checkpoint yet; train it first")
-    return store
-
-
-def frozen_weights(weights: str) -> ResumeCheckpoint:
-    """Return the latest checkpoint of the place that --policy-weights names, see `store_of`."""
-    return ResumeCheckpoint(store_of("--policy-weights", weights))
 
 
 def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:

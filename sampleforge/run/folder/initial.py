@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
 from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
 from sampleforge.models.parts import check_parts, part_of
-from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors, store_of
+from sampleforge.run.folder.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    ResumeCheckpoint,
+    model_tensors,
+)
+from sampleforge.run.folder.files import writing
+from sampleforge.run.folder.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from sampleforge.topologies.graph import FrozenGroup
 
 Which = Literal["latest", "best"]
 OF_ONE_LEARNER = re.compile(r"model/|rng|\w*optimiser/")
@@ -70,19 +81,58 @@ class InitialWeights:
         return loaded[0].tensors
 
 
-def initial_weights(config: Any) -> InitialWeights:
-    """Return the weights that ``config.init_from`` names: RUN, RUN@best, RUN:POLICY or
+def places_of(config: Any, trained: Collection[str]) -> dict[str, str]:
+    """Return the place of the weights of ``config.init_from`` for each policy that has one;
+    ``trained``: ids of the policies that are trained."""
+    given = config.init_from
+    if given is None or isinstance(given, dict):
+        return dict(given or {})
+    return dict.fromkeys(trained, given)
+
+
+def initial_weights(config: Any, place: str) -> InitialWeights:
+    """Return the weights at a place that ``config.init_from`` names: RUN, RUN@best, RUN:POLICY or
     RUN:POLICY@best. Raises ConfigError if there is no such checkpoint."""
-    place, _, which = config.init_from.partition("@")
+    run, _, which = place.partition("@")
     if (which or "latest") not in get_args(Which):
         raise ConfigError(
-            f"--init-from {config.init_from}: {which!r} must be latest or best, the checkpoint of "
-            "the run"
+            f"--init-from {place}: {which!r} must be latest or best, the checkpoint of the run"
         )
-    store = store_of("--init-from", place)
+    run_dir, _, policy = run.partition(":")
+    folder = RunFolder.existing(Path(run_dir).absolute())  # workers have a directory of their own
+    store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
+    if store.load(log=lambda text: None) is None:
+        raise ConfigError(f"--init-from {place}: there is no checkpoint yet; train it first")
     return InitialWeights(
         store, cast("Which", which or "latest"), config.init_parts, config.init_mismatch
     )
+
+
+def _of_frozen(folder: RunFolder, policy: str) -> CheckpointStore:
+    return CheckpointStore(folder.snapshots / policy, 1)
+
+
+def keep_weights(folder: RunFolder, policy: FrozenGroup) -> None:
+    """Write the weights that a frozen policy acts with into the folder of its run: the run that
+    they are from may go on, or go away. Raises CannotWrite, as on a full disk."""
+    weights = policy.new_model().state_dict()
+    policy.pool.read(0, weights)
+    tensors = {f"model/{name}": tensor for name, tensor in weights.items()}
+    state = {"env_steps": 0, "learner": {"version": 0, "hyperparameters": {}}}
+    with writing(folder.snapshots / policy.id):
+        folder.snapshots.mkdir(exist_ok=True)
+        store = _of_frozen(folder, policy.id)
+        store.save(Checkpoint(tensors, state), env_steps=0, version=0, return_mean=None)
+
+
+def kept_weights(
+    folder: RunFolder, policy: str, log: Callable[[str], None]
+) -> ResumeCheckpoint | None:
+    """Return the weights that `keep_weights` has written of the frozen policy with this id; None if
+    an earlier version has made the folder, which wrote none. ``log``: as in
+    `CheckpointStore.load`."""
+    store = _of_frozen(folder, policy)
+    return None if store.load(log=log) is None else ResumeCheckpoint(store)
 
 
 def _leaf(name: str) -> str:

@@ -219,14 +219,16 @@ class RunFolder:
         return sorted({file.parent.name for file in of_checkpoints})
 
     def policy_checkpoints(self, policy: str | None) -> Path:
-        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
-        with this id in a run with several. Raises ConfigError if it does not say which of several,
-        or names another."""
+        """Return the folder of the checkpoints of a policy: of the only one that is trained (None),
+        or of the one with this id in a run with several, which may be frozen. Raises ConfigError if
+        it does not say which of several, or names another."""
         several = self.policy_ids()
         if policy in several:
             return self.checkpoints / policy
         if policy is None and not several:
             return self.checkpoints
+        if policy is not None and (self.snapshots / policy).is_dir():
+            return self.snapshots / policy
         if not several:
             raise ConfigError(f"{self.path} has one policy, and none called {policy!r}")
         raise ConfigError(

@@ -21,7 +21,13 @@ from sampleforge.algorithms.annealing import Annealing
 from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.trust import IMPORTABLE
-from sampleforge.run.folder.versions import FORMAT, check_format, translated, versions
+from sampleforge.run.folder.versions import (
+    FORMAT,
+    FORMERLY_STORED,
+    check_format,
+    translated,
+    versions,
+)
 
 C = TypeVar("C")
 
@@ -368,7 +374,7 @@ def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, li
     kept = {
         name: value
         for name, value in flat_fields(stored).items()
-        if name not in {*_OF_ONE_PART, *IMPORTABLE, *left_open}
+        if name not in {*_OF_ONE_PART - FORMERLY_STORED, *IMPORTABLE, *left_open}
         and given[name] == defaults[name] != value
         and not (name in MAY_CHANGE and isinstance(value, bool))
     }

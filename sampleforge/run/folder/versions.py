@@ -48,10 +48,17 @@ RENAMED = {
 """Fields by the name that they had, and the one that they have now."""
 
 
+FORMERLY_STORED = {"init_from"}
+"""Fields that are not stored any more: a run goes on with them that has them from an earlier
+version."""
+
+
 def translated(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a run that an earlier version has stored, by the names that they have
     now."""
     fields = {RENAMED.get(name, name): value for name, value in fields.items()}
+    if weights := fields.pop("policy_weights", None):
+        fields["init_from"] = weights
     if fields.pop("exploration_schedule", "constant") == "linear":
         fields["anneal"] = {"exploration_coeff": "linear"}
     return fields
