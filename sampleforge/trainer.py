@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import weakref
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy.typing as npt
 import torch
@@ -36,6 +37,25 @@ if TYPE_CHECKING:
 
 Report = dict[str, float]
 """The scalars of a report, by name; docs/metrics.md explains them."""
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def _says_stochastic(method: C) -> C:
+    """Return a method that answers the names which its argument ``stochastic`` has had, or has in
+    other libraries, with this one (TypeError)."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **given: Any) -> Any:
+        for other, same in (("explore", ""), ("deterministic", "not ")):
+            if other in given:
+                raise TypeError(
+                    f"{method.__name__}() has no argument {other}; give "
+                    f"stochastic={same}{given[other]!r}"
+                )
+        return method(*args, **given)
+
+    return cast("C", called)
 
 
 class Trainer:
@@ -333,34 +353,36 @@ class Trainer:
         newest = self._newest()
         return newest.copy(newest.group(policy))
 
+    @_says_stochastic
     def compute_action(
         self,
         obs: Any,
         state: torch.Tensor | None = None,
         *,
         mask: Any = None,
-        explore: bool = False,
+        stochastic: bool = False,
         policy: int | str = 0,
     ) -> Any:
         """Return the action for one observation, computed with the newest weights; for a policy
         with a recurrent core (action, next state).
 
-        The most likely action, or, with ``explore``, one that is drawn from the policy (of a
+        The most likely action, or, if ``stochastic``, one that is drawn from the policy (of a
         Q-network always the one with the largest value). The other arguments, the action and the
         errors are those of `LoadedPolicy.act`; for a batch there is `compute_actions`.
         """
         acting = self._acting(policy)
         if acting.is_batch(obs):
             raise ValueError("this is a batch of observations; give it to compute_actions()")
-        return self._act(acting, obs, state, mask, explore=explore)
+        return self._act(acting, obs, state, mask, stochastic=stochastic)
 
+    @_says_stochastic
     def compute_actions(
         self,
         obs: Any,
         states: torch.Tensor | None = None,
         *,
         mask: Any = None,
-        explore: bool = False,
+        stochastic: bool = False,
         policy: int | str = 0,
     ) -> Any:
         """Return the actions for a batch of observations, as gymnasium's vector environments give
@@ -370,7 +392,7 @@ class Trainer:
         acting = self._acting(policy)
         if not acting.is_batch(obs):
             raise ValueError("this is a single observation; give it to compute_action()")
-        return self._act(acting, obs, states, mask, explore=explore)
+        return self._act(acting, obs, states, mask, stochastic=stochastic)
 
     def _acting(self, policy: int | str) -> LoadedPolicy:
         newest = self._newest()
@@ -383,10 +405,10 @@ class Trainer:
         state: torch.Tensor | None,
         mask: Any,
         *,
-        explore: bool,
+        stochastic: bool,
     ) -> Any:
         action, after = acting.act(
-            obs, state, mask=mask, stochastic=explore, generator=self._generator
+            obs, state, mask=mask, stochastic=stochastic, generator=self._generator
         )
         return action if after is None else (action, after)
 
@@ -409,13 +431,14 @@ class Trainer:
         newest = self._newest()
         newest.set_weights(newest.group(policy), weights)
 
+    @_says_stochastic
     @usual_torch()
     def evaluate(
         self,
         episodes: int | None = None,
         *,
         policy: int | str = 0,
-        explore: bool | None = None,
+        stochastic: bool | None = None,
         seed: int | None = None,
     ) -> dict[str, Any]:
         """Play ``episodes`` episodes with a policy's newest weights in this process, while the
@@ -425,10 +448,10 @@ class Trainer:
         The defaults and the environment are those of the run's own evaluations: evaluate_episodes,
         evaluate_stochastic, evaluate_env, the evaluation task, and a seed that makes every
         evaluation play the same episodes. With an evaluate_function, return the metrics that it
-        returns; it gets ``episodes``, ``explore`` and ``seed`` in its context.
+        returns; it gets ``episodes``, ``stochastic`` and ``seed`` in its context.
         """
         newest = self._newest()
-        return newest.evaluate(newest.group(policy), episodes, stochastic=explore, seed=seed)
+        return newest.evaluate(newest.group(policy), episodes, stochastic=stochastic, seed=seed)
 
     @usual_torch()
     def _newest(self) -> NewestPolicies:

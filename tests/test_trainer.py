@@ -419,11 +419,17 @@ def test_actions_of_a_recurrent_policy_take_and_return_its_state(tmp_path: Path)
             trainer.compute_actions(OBS)
 
 
-def test_explored_actions_are_drawn_and_others_the_most_likely(tmp_path: Path) -> None:
+def test_stochastic_actions_are_drawn_and_others_the_most_likely(tmp_path: Path) -> None:
     with Trainer(config(tmp_path)) as trainer:
         many = np.tile(OBS, (64, 1))
         assert set(trainer.compute_actions(many).tolist()) == {trainer.compute_action(OBS)}
-        assert set(trainer.compute_actions(many, explore=True).tolist()) == {0, 1}
+        assert set(trainer.compute_actions(many, stochastic=True).tolist()) == {0, 1}
+        anyhow: Any = trainer
+        for method in (anyhow.compute_action, anyhow.compute_actions, anyhow.evaluate):
+            with pytest.raises(TypeError, match=r"no argument explore; give stochastic=True"):
+                method(many, explore=True)
+        with pytest.raises(TypeError, match=r"deterministic; give stochastic=not False"):
+            anyhow.compute_action(OBS, deterministic=False)
 
 
 def test_an_evaluation_plays_the_episodes_of_sampleforge_eval(tmp_path: Path) -> None:
@@ -434,7 +440,7 @@ def test_an_evaluation_plays_the_episodes_of_sampleforge_eval(tmp_path: Path) ->
         trainer.save()
         found = trainer.evaluate(episodes=6)
         assert found["episodes"] == 6 and found == trainer.evaluate(episodes=6)
-        other = trainer.evaluate(episodes=6, seed=77, explore=True)
+        other = trainer.evaluate(episodes=6, seed=77, stochastic=True)
         assert other["return_mean"] != found["return_mean"]
     played = evaluate(tmp_path, episodes=6)
     assert {name: played[name] for name in found} == found
@@ -455,7 +461,7 @@ def test_an_evaluation_function_evaluates_for_the_trainer_too(tmp_path: Path) ->
         reports = [trainer.train_until("eval_asked>=4")]
         trainer.train_until("updates>=1")
         found = trainer.evaluate()
-        again = trainer.evaluate(7, explore=True, seed=77)
+        again = trainer.evaluate(7, stochastic=True, seed=77)
     assert found.keys() == {n[5:] for n in reports[0] if n.startswith("eval_")} - {
         *("env_steps", "policy_version"),
     }
