@@ -58,7 +58,7 @@ class CapturedWork:
     """``work(inputs)`` from a graph, if the inputs have the same shapes as those before.
 
     The inputs are a dataclass of tensors, and of dicts and dataclasses of them; with ``in_place``
-    those of the same shapes are always the same tensors. ``work`` may not wait for the device, and
+    those of the same shapes are always the same object. ``work`` may not wait for the device, and
     may draw random numbers only from generators that ``graphs`` knows; its results are valid until
     the next call. ``fixed()`` returns the values that are fixed in a graph; where they change, all
     graphs are dropped. Inputs of new shapes are worked on eagerly, so that the libraries choose
@@ -88,8 +88,8 @@ class CapturedWork:
             self._captured.clear()
             self._valid_for = fixed
             self._seen.clear()
-        values = tensors_of(inputs)
-        shapes = tuple((value.shape, value.dtype) for value in values)
+        values = () if self._in_place else tensors_of(inputs)
+        shapes: Hashable = tuple((value.shape, value.dtype) for value in values) or id(inputs)
         again = shapes in self._seen
         if not self._in_place:
             self._seen.clear()

@@ -175,9 +175,12 @@ class CompressedColumn(StackColumn):
         obs, next_obs = (stacks.view(shape) for stacks in selected)
         return self._padded(obs, now.before), self._padded(next_obs, then.before)
 
-    def _fetch(self, slot: Indices, index: Indices, row: Indices) -> torch.Tensor:
+    def _fetch(
+        self, slot: Indices, index: Indices, row: Indices, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
         frames, chosen = self._unpacked(slot, index, row)
-        selected = frames.index_select(0, torch.from_numpy(chosen.reshape(-1)))
+        places = None if into is None else into.flatten(0, 1)
+        selected = torch.index_select(frames, 0, torch.from_numpy(chosen.reshape(-1)), out=places)
         return selected.view(*index.shape, *frames.shape[1:])
 
     def _unpacked(

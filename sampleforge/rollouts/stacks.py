@@ -112,12 +112,16 @@ class StackColumn(StackReader):
         index, before = stack_index(self._first, slot, t, row, self.depth)
         return self._padded(self._fetch(slot, index, row), before)
 
-    def read_rows(self, slot: Indices, t: Indices) -> torch.Tensor:
-        """Return a copy of obs[t] of all rows of these slots (int64 [N] each), [N * rows, k,
-        ...]."""
+    def read_rows(
+        self, slot: Indices, t: Indices, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return a copy of obs[t] of all rows of these slots (int64 [N] each), [N * rows, k, ...].
+        ``into``: the memory to copy to, of that shape."""
         rows = self._frames.shape[2]
-        every_row = np.tile(np.arange(rows), len(slot))
-        return self.read(np.repeat(slot, rows), np.repeat(t, rows), every_row)
+        row = np.tile(np.arange(rows), len(slot))
+        slot, t = np.repeat(slot, rows), np.repeat(t, rows)
+        index, before = stack_index(self._first, slot, t, row, self.depth)
+        return self._padded(self._fetch(slot, index, row, into), before)
 
     def check(self, slot: int, t: int, stacks: npt.NDArray[Any]) -> None:
         """Raise ConfigError unless reading obs[t] returns ``stacks`` [rows, k, ...]."""
@@ -138,9 +142,12 @@ class StackColumn(StackReader):
             stacks.flatten(0, 1).index_fill_(0, none, 0)  # a mask takes 80 times as long
         return stacks
 
-    def _fetch(self, slot: Indices, index: Indices, row: Indices) -> torch.Tensor:
+    def _fetch(
+        self, slot: Indices, index: Indices, row: Indices, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the frames ``index`` [B, k] of these slots and rows, [B, k, ...]."""
         per_slot, rows = self._frames.shape[1:3]
         at = (self._frame_buffer[slot][:, None] * per_slot + index) * rows + row[:, None]
-        frames = self._flat.index_select(0, torch.from_numpy(at.reshape(-1)))
+        places = None if into is None else into.flatten(0, 1)
+        frames = torch.index_select(self._flat, 0, torch.from_numpy(at.reshape(-1)), out=places)
         return frames.view(*index.shape, *self._flat.shape[1:])

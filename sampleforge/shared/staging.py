@@ -86,10 +86,13 @@ def side_stream(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def wait_for_copies(device: torch.device) -> None:
+def wait_for_copies(device: torch.device, *, spins: bool = False) -> None:
     """Wait until all work on the current stream of a CUDA device is complete. The processor core is
-    free meanwhile: by default CUDA would wait in a loop, on a core that an actor needs."""
-    if device.type == "cuda":
+    free meanwhile, for an actor may need it; with ``spins`` CUDA waits in a loop, which ends
+    sooner."""
+    if device.type == "cuda" and spins:
+        torch.cuda.current_stream(device).synchronize()
+    elif device.type == "cuda":
         reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         reached.record(torch.cuda.current_stream(device))
         reached.synchronize()

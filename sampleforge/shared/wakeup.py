@@ -10,6 +10,7 @@ import select
 import sys
 import weakref
 from multiprocessing import reduction
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,11 @@ class FutexWakeup:
         """End the current wait, or the next one."""
         self._futex(*self._set_args)
 
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds. Return whether the flag was set, and clear it."""
+    def wait(self, timeout: float, spin: float = 0.0) -> bool:
+        """Wait up to ``timeout`` seconds, the first ``spin`` of them in a loop, out of which the
+        kernel need not wake this process. Return whether the flag was set, and clear it."""
+        if spin:
+            self._spin(perf_counter() + spin)
         if self._word[0] == self._seen and timeout > 0:
             self._expected.value = self._seen
             self._time.seconds = int(timeout)
@@ -86,6 +90,11 @@ class FutexWakeup:
         count = int(self._word[0])
         is_set, self._seen = count != self._seen, count
         return is_set
+
+    def _spin(self, end: float) -> None:
+        word, seen = self._word, self._seen
+        while word[0] == seen and perf_counter() < end:
+            pass
 
     def __getstate__(self) -> tuple[SharedArrays, int, int]:
         return self._memory, self._index, self._seen
@@ -123,7 +132,7 @@ class PipeWakeup:
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"1")
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, spin: float = 0.0) -> bool:
         """Wait up to ``timeout`` seconds. Return whether the flag was set, and clear it."""
         if not self._poll.poll(max(0.0, timeout) * 1000):
             return False

@@ -10,7 +10,6 @@ from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.env.place import FROZEN_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.topologies.builders import env_makers, in_threads
@@ -18,6 +17,7 @@ from sampleforge.topologies.config import SamplingConfig
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
 from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.members import member_env_makers
+from sampleforge.topologies.placement import actor_placement
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import FrozenStart
@@ -27,7 +27,6 @@ from sampleforge.workers.inference import Inference, LocalInference, RemoteInfer
 from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.split import IndependentStepping
 from sampleforge.workers.stream import PolicyPort
-from sampleforge.workers.worker import Placement
 
 
 def frozen_port(group: FrozenGroup, policy: int, actor: int) -> FrozenPort:
@@ -96,7 +95,6 @@ def add_actors(
     No actor can wait for a slot that only it could free: every group's exchange has a slot for each
     stream of each actor that the group may act in, which is enough if all of them pick it.
     """
-    cores = available_cores()
     members = [group.member for group in groups if group.member is not None]
     budget, tasks = channels.restart_budget, graph.hooks.tasks
     for index, wakeup in enumerate(channels.wakeups[: plan.num_workers]):
@@ -122,6 +120,5 @@ def add_actors(
             stepping=IndependentStepping() if plan.variable else None,
             callbacks=graph.hooks.of_worker(index),
         )
-        pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
-        placement = Placement(pinned_to, config.worker_niceness)
+        placement = actor_placement(plan, index, config.worker_niceness)
         graph.add("actor", actor, post, placement, RestartAlone(budget, index), envs)

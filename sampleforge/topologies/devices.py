@@ -15,7 +15,6 @@ from sampleforge.runtime.numa import NumaNode, node_for_group
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.workers.config import LearnersConfig
-from sampleforge.workers.worker import EVERYWHERE, Placement
 
 
 class GroupRendezvous(NamedTuple):
@@ -130,11 +129,6 @@ def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
         f"{typed('anneal', annealed)}: a graph has fixed hyperparameters": bool(annealed),
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def placement_on(node: NumaNode | None) -> Placement:
-    """Return the placement of a worker on a NUMA node (None: anywhere)."""
-    return EVERYWHERE if node is None else Placement(node.cores)
 
 
 def group_node(index: int, config: SlotsRunConfig | ReplayRunConfig, plan: Any) -> NumaNode | None:

@@ -260,10 +260,10 @@ class GraphBuilder:
         self._rows.append(len(self._rows))
         return self._rows[-1]
 
-    def post(self, wakeup: Wakeup | None = None, row: int | None = None) -> Post:
+    def post(self, wakeup: Wakeup | None = None, row: int | None = None, spin: float = 0.0) -> Post:
         """Return the post of one more worker, with a `new_row` unless it has one already."""
         row = self.new_row() if row is None else row
-        return Post(row, wakeup or Wakeup(), self.progress)
+        return Post(row, wakeup or Wakeup(), self.progress, spin)
 
     def add(
         self,

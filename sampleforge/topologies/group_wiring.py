@@ -23,11 +23,12 @@ from sampleforge.topologies.builders import (
     acting_maker,
     initial_weights,
 )
-from sampleforge.topologies.devices import group_node, placement_on
+from sampleforge.topologies.devices import group_node
 from sampleforge.topologies.evaluator import Playing, Results, add_evaluators
 from sampleforge.topologies.graph import AddedGroup, Edge, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import Learners
 from sampleforge.topologies.members import acting_plan, member_channels
+from sampleforge.topologies.placement import policy_placement, policy_spin
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.policy import PolicyWorker
@@ -183,7 +184,9 @@ class GroupWiring(ABC, Generic[E]):
         """Add its policy workers, if it has any."""
         for index, wakeup in enumerate(self.policy_wakeups):
             assert self.requests is not None
-            post = graph.post(wakeup)
+            post = graph.post(wakeup, spin=policy_spin(self.plan))
+            of_run = self.index * len(self.policy_wakeups) + index
+            placement = policy_placement(self.plan, of_run, self.node)
             worker = PolicyWorker(
                 index,
                 self.new_acting(index),
@@ -194,4 +197,4 @@ class GroupWiring(ABC, Generic[E]):
                 self.members,
             )
             restart = RestartAlone(self.policy_restarts, index)
-            graph.add("policy", worker, post, placement_on(self.node), restart)
+            graph.add("policy", worker, post, placement, restart)

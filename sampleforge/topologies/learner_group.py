@@ -14,10 +14,11 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import NumaNode
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.devices import GroupRendezvous, local_rendezvous, placement_on
+from sampleforge.topologies.devices import GroupRendezvous, local_rendezvous
 from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.learner_maker import LearnerMaker
 from sampleforge.topologies.members import MemberChannels
+from sampleforge.topologies.placement import placement_beside
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.workers.group_member import GroupMember, Membership
 from sampleforge.workers.learner import (
@@ -91,9 +92,8 @@ def add_learners(
             devices, config.learner_timeout, first.gradient_bytes(), "learner", extra_bytes
         )
     snapshot = StateSnapshot(first.new_state())
-    nodes = _add_group(
-        graph, config, placement_on(node), makers, settings, snapshot, rendezvous, member
-    )
+    placement = placement_beside(first.plan, node)
+    nodes = _add_group(graph, config, placement, makers, settings, snapshot, rendezvous, member)
     note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
     place = (
         ()

@@ -125,6 +125,8 @@ ROWS_OF_VECTORS, ROWS_OF_IMAGES = 128, 32
 depend on the machine. For vectors the cost of a forward pass is mostly fixed, for images it grows
 with the rows. An image env without a vector env has an engine of its own, which takes memory and
 time to start; one that steps by itself has twice as many rows."""
+CORES_PER_POLICY_WORKER = 8
+"""Cores of the machine for each one that is left to a policy worker on a GPU."""
 LEARNER_SHARE = 0.4
 """Fraction of the cores for the threads of a learner with convolutions while sampling goes on:
 about what its passes take of the time of an env step of Breakout
@@ -148,6 +150,8 @@ class SamplerPlan:
     acting_precision: str  # of the forward passes that choose actions
     pin_actors: bool
     reasons: tuple[str, ...]
+    policy_cores: int = field(default=0, kw_only=True)
+    """Number of cores that are left to policy workers, one for each."""
     records: bool = field(default=False, kw_only=True)
     """Whether the policies keep what a recording needs."""
     variable: bool = field(default=False, kw_only=True)
@@ -290,6 +294,7 @@ def plan_sampler(
     cores, image = this_machine().cores, config.model.has_pixels(spec.observations)
     workers, envs = _workers_and_envs(config, spec)
     inference, why = _inference(config, device, image)
+    apart = _policy_cores(config, acts_on_gpu=inference == "worker" and device != "cpu")
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
     usual = 2 if overlaps and envs % 2 == 0 else 1
     splits = config.num_splits or (envs if variable else usual)
@@ -319,7 +324,8 @@ def plan_sampler(
         device=device,
         precision=precision,
         acting_precision=choose_precision(config, acts_on, image)[0],
-        pin_actors=_pins_actors(config, workers <= cores),
+        pin_actors=_pins_actors(config, workers <= cores - apart),
+        policy_cores=apart,
         reasons=(why, why_precision, *([INDEPENDENT] if variable else [])),
         records=config.record is not None,
         variable=variable,
@@ -349,6 +355,16 @@ def most_workers(rows: int, cores: int) -> int:
     """Return the largest number of workers, at most one per core, that have equal shares of the
     ``rows``."""
     return max(n for n in range(1, min(rows, cores) + 1) if rows % n == 0)
+
+
+def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
+    """Return the number of cores that the run's policy workers have to themselves: one each on a
+    GPU, if that leaves most of the cores. On cores that actors share with them, an answer comes
+    late, because an actor that is woken runs first."""
+    workers = getattr(config, "num_policies", 1) * config.num_policy_workers
+    enough = this_machine().cores >= CORES_PER_POLICY_WORKER * workers
+    wanted = config.set_workers_cpu_affinity and not config.serial
+    return workers if acts_on_gpu and enough and wanted else 0
 
 
 def _pins_actors(config: SamplingConfig, core_for_each: bool) -> bool:

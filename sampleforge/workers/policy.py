@@ -49,7 +49,9 @@ class PolicyWorker(EventDriven):
         begin_on(self._device)
         self._acting = self._new_acting()
         most = len(self._actors) * self._requests.splits
-        self._staged = StagedActing(self._acting, self._slots.shape, self._device, most)
+        self._staged = StagedActing(
+            self._acting, self._slots.shape, self._device, most, spins=self._post.spin > 0
+        )
         self._beat()
 
     def step(self) -> bool:
@@ -81,13 +83,16 @@ class PolicyWorker(EventDriven):
         at = requests.slot[actors, splits], requests.t[actors, splits]
         inputs = self._staged.inputs(len(actors))
         gather(slots, at, inputs)
-        fill(inputs.state, requests.state[actors, splits])
+        recurrent = slots.shape.state_size > 0
+        if recurrent:
+            fill(inputs.state, requests.state[actors, splits])
         fill(inputs.rows, self._row_numbers(actors, splits))
         self._count["gather_s"] += perf_counter() - started
         acted = self._staged.act(inputs)
         scatter(slots, at, acted)
         slots.version[at] = self._acting.version
-        requests.next_state[actors, splits] = acted.state.reshape(len(actors), rows, -1)
+        if recurrent:
+            requests.next_state[actors, splits] = acted.state.reshape(len(actors), rows, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
         """Answer requests for the values of final observations of same-step environments."""

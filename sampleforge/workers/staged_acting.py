@@ -41,7 +41,7 @@ class StagedActing:
     On a CUDA device inputs and answers lie in page-locked memory. From the second time on that a
     number of requests is answered, its copies to the device, its step and the copies back are
     launched at once, as a graph, if the policy has no recurrent core. ``graphs``: in the place of
-    the device's.
+    the device's. ``spins``: the device is waited for in a loop.
     """
 
     def __init__(
@@ -51,14 +51,18 @@ class StagedActing:
         device: torch.device,
         most: int,
         graphs: Graphs | None = None,
+        *,
+        spins: bool = False,
     ) -> None:
         self._acting = acting
         self._per = shape.rows
         self._device = device
+        self._spins = spins
         self._pins = device.type == "cuda"
         self._inputs = {most: _new_inputs(shape, most * shape.rows, self._pins)}
         self._most = most
         self._answers: dict[int, Acted[torch.Tensor]] = {}  # the places of those of n rows
+        self._arrays: dict[int, Acted[Array]] = {}  # the same places
         self._depends_on: object = None
         if graphs is None and self._pins and not shape.state_size:
             graphs = CudaGraphs(device, acting.generator)
@@ -88,8 +92,8 @@ class StagedActing:
             self._compute(inputs)
         else:
             return _as_arrays(self._step(inputs))
-        wait_for_copies(self._device)
-        return _as_arrays(self._answers[len(inputs.is_first)])
+        wait_for_copies(self._device, spins=self._spins)
+        return self._arrays[len(inputs.is_first)]
 
     def values(self, inputs: Inputs) -> Array:
         """Return what `Acting.values` returns, of ``obs`` and ``state`` of the inputs."""
@@ -109,6 +113,7 @@ class StagedActing:
                 {name: self._place(column) for name, column in acted.extras.items()},
                 self._place(acted.state),
             )
+            self._arrays[count] = _as_arrays(self._answers[count])
         places = self._answers[count]
         for of, found in ((places.actions, acted.actions), (places.extras, acted.extras)):
             for name, tensor in found.items():
@@ -125,7 +130,7 @@ def gather(slots: TrajectorySlots, at: Places, inputs: Inputs) -> None:
     for name, leaf in slots.obs.items():
         _take(leaf, at, inputs.obs[name])
     for name, stacks in slots.stacks.items():
-        inputs.obs[name].copy_(stacks.read_rows(*at))
+        stacks.read_rows(*at, inputs.obs[name])
     _take(slots.first, at, inputs.is_first)
 
 

@@ -77,11 +77,13 @@ class Worker(Protocol):
 @dataclass(frozen=True)
 class Post:
     """The post of a worker, which its successor takes over: the ``row`` of the run's counters that
-    it counts in, the ``wakeup`` that ends its waits, and the ``progress`` of the run."""
+    it counts in, the ``wakeup`` that ends its waits, and the ``progress`` of the run. ``spin``: the
+    seconds for which it waits in a loop before it sleeps: 0 unless it has a core to itself."""
 
     row: int
     wakeup: Wakeup
     progress: Progress
+    spin: float = 0.0
 
     def counters(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the worker's own counters by name, see `Counters.row`."""
@@ -108,7 +110,7 @@ class EventDriven:
 
     def wait(self, timeout: float) -> None:
         started = perf_counter()
-        self._wakeup.wait(timeout)
+        self._wakeup.wait(timeout, self._post.spin)
         self._count["wait_s"] += perf_counter() - started
 
     def recover(self) -> None:

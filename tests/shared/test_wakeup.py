@@ -53,6 +53,22 @@ def test_a_wakeup_ends_a_wait(kind: type[Wakeup]) -> None:
     assert monotonic() - started < 30
 
 
+@BOTH
+def test_a_wait_that_begins_in_a_loop_ends_as_any_other(kind: type[Wakeup]) -> None:
+    wakeup = kind()
+    wakeup.set()
+    assert wakeup.wait(60, spin=30)
+    assert not wakeup.wait(0, spin=0.01)
+    timer = threading.Timer(0.05, wakeup.set)
+    timer.start()
+    assert wakeup.wait(60, spin=30), "set in the loop"
+    timer.join()
+    timer = threading.Timer(0.05, wakeup.set)
+    timer.start()
+    assert wakeup.wait(60, spin=0.001), "set after it"
+    timer.join()
+
+
 def test_wakeups_of_one_memory_are_independent() -> None:
     first, second, third = wakeups(3)
     second.set()

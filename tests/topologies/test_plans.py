@@ -12,6 +12,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+from sampleforge.topologies import placement
 from sampleforge.topologies.builders import acting_device
 from sampleforge.topologies.config import (
     ApexConfig,
@@ -61,6 +62,29 @@ def test_auto_takes_a_gpu_for_images_only_and_ranks_are_gpus():
             if gpus:
                 asked = AppoConfig(env="X-v0", device="cuda:0")
                 assert run_device(asked, plans.VECTORS) == "cuda:0"
+
+
+def test_a_policy_worker_on_a_gpu_has_a_core_to_itself_where_there_are_enough(monkeypatch):
+    def placed(cores: int, **given: Any) -> tuple[Any, Any, Any]:
+        """Return the cores of the first actor, of the policy workers, and of all other workers."""
+        monkeypatch.setattr(placement, "available_cores", lambda: list(range(cores)))
+        with assumed(plans.machine(cores, 1)):
+            config = resolve_defaults(AppoConfig(env="X-v0", **given), plans.IMAGES)
+            plan = plan_of(config, plans.IMAGES, "cuda")
+            policies = config.num_policies * config.num_policy_workers
+            return (
+                placement.actor_placement(plan, 0, 5).cores,
+                {placement.policy_placement(plan, i, None).cores for i in range(policies)},
+                placement.placement_beside(plan, None).cores,
+            )
+
+    others = tuple(range(15))
+    assert placed(16) == (others, {(15,)}, others)
+    assert placed(16, num_workers=15) == ((0,), {(15,)}, others), "each on a core of its own"
+    assert placed(16, num_policies=2) == (others[:14], {(14,), (15,)}, others[:14])
+    assert placed(16, inference="inline")[::2] == ((0,), None)
+    assert placed(16, set_workers_cpu_affinity=False) == (None, {None}, None)
+    assert placed(4) == ((0,), {None}, None)
 
 
 def test_where_a_process_can_have_one_row_only_each_worker_has_one():

@@ -150,7 +150,7 @@ def test_learner_and_policy_workers_share_one_of_several_numa_nodes(
     monkeypatch.setattr("sampleforge.runtime.numa.available_cores", lambda: list(range(8)))
     on_two = partial(node_for_group, folder=tmp_path)
     monkeypatch.setattr("sampleforge.topologies.devices.node_for_group", on_two)
-    for module in ("topologies.actors", "runtime.machine"):
+    for module in ("topologies.placement", "runtime.machine"):
         monkeypatch.setattr(f"sampleforge.{module}.available_cores", lambda: [0, 4])
     of_graph = nodes_of(graph := build(config(inference="worker"))[0])
     assert of_graph == {"actor": {(0,), (4,)}, "policy": {(0, 1, 2, 3)}, "learner": {(0, 1, 2, 3)}}

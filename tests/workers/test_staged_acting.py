@@ -114,8 +114,8 @@ def test_a_policy_worker_with_graphs_answers_a_power_of_two_and_the_others_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Graphed(StagedActing):
-        def __init__(self, acting: Any, shape: Any, device: Any, most: int) -> None:
-            super().__init__(acting, shape, device, most, RecordedGraphs())
+        def __init__(self, acting: Any, shape: Any, device: Any, most: int, *, spins: bool) -> None:
+            super().__init__(acting, shape, device, most, RecordedGraphs(), spins=spins)
 
     monkeypatch.setattr(policy, "StagedActing", Graphed)
     slots = slots_of_random_steps()
@@ -179,8 +179,8 @@ def test_a_run_with_graphs_of_its_policy_worker_is_the_run_without(
     plain = weights("plain")
 
     class Graphed(StagedActing):
-        def __init__(self, acting: Any, shape: Any, device: Any, most: int) -> None:
-            super().__init__(acting, shape, device, most, graphs)
+        def __init__(self, acting: Any, shape: Any, device: Any, most: int, *, spins: bool) -> None:
+            super().__init__(acting, shape, device, most, graphs, spins=spins)
 
         def at_once(self, waiting: int) -> int:
             return waiting

@@ -23,9 +23,9 @@ from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.devices import placement_on
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
+from sampleforge.topologies.placement import placement_beside
 from sampleforge.topologies.replay.datasets import shares_of
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
@@ -196,7 +196,7 @@ def add_shards(
 ) -> None:
     """Add the shards of a policy group."""
     config, plan, start = group.config, group.plan, group.policy.start
-    counts, placement = plan.shard_slots, placement_on(group.node)
+    counts, placement = plan.shard_slots, placement_beside(plan, group.node)
     priority = Prioritisation(config.priority_exponent, config.priority_epsilon)
     for index, wakeup in enumerate(replay.wakeups):
         own = ShardSlots(index, sum(counts[:index]), counts[index], plan.stored_slots[index])

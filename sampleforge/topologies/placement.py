@@ -1,0 +1,45 @@
+"""The cores on which the workers of a run are placed."""
+
+from __future__ import annotations
+
+from sampleforge.runtime.numa import NumaNode
+from sampleforge.runtime.processes import available_cores
+from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.workers.worker import Placement
+
+SPIN = 0.002
+"""Seconds for which a policy worker with a core to itself waits for requests in a loop before it
+sleeps: several times as long as it takes to answer some."""
+
+
+def actor_placement(plan: SamplerPlan, index: int, niceness: int) -> Placement:
+    """Return the placement of the ``index``-th actor."""
+    cores, _ = _divided(plan)
+    if plan.pin_actors:
+        return Placement((cores[index % len(cores)],), niceness)
+    return Placement(cores if plan.policy_cores else None, niceness)
+
+
+def policy_placement(plan: SamplerPlan, index: int, node: NumaNode | None) -> Placement:
+    """Return the placement of the ``index``-th policy worker of the run; ``node``: of its group."""
+    _, apart = _divided(plan)
+    return Placement((apart[index],)) if apart else placement_beside(plan, node)
+
+
+def policy_spin(plan: SamplerPlan) -> float:
+    """Return the seconds for which a policy worker waits in a loop."""
+    return SPIN if plan.policy_cores else 0.0
+
+
+def placement_beside(plan: SamplerPlan, node: NumaNode | None) -> Placement:
+    """Return the placement of a worker on a NUMA node (None: anywhere) that is not a sampler's: on
+    no core that is left to a policy worker."""
+    if node is not None:
+        return Placement(node.cores)
+    return Placement(_divided(plan)[0] if plan.policy_cores else None)
+
+
+def _divided(plan: SamplerPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the cores of this process: those for all workers, and one for each policy worker."""
+    cores = tuple(available_cores())
+    return cores[: len(cores) - plan.policy_cores], cores[len(cores) - plan.policy_cores :]
