@@ -17,7 +17,7 @@ from sampleforge.run.stopping import StopConditions
 from sampleforge.runtime.growth import Growth, GrowthWatch
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Counters
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import stale_warning
 from sampleforge.workers.metrics import SKIPPED, DivergedError
@@ -91,13 +91,14 @@ def _learns_nothing(session: Session) -> bool:
 def _first_update(session: Session, policy: str) -> tuple[int, str]:
     """Return the env steps that the first update needs at least, and the reason in words."""
     plan = session.run_plan.agents_of(policy).plan
-    starts = getattr(session.resolved, "learning_starts", None)
-    if starts is not None:
-        why = (
-            f"learning begins with {starts:,} transitions in the replay (--learning-starts), to "
-            f"which whole rollouts are added, of {plan.rollout} steps x {plan.rows} env rows"
-        )
-        return max(starts, plan.rollout * plan.rows), why
+    config = session.resolved
+    if isinstance(config, ReplayRunConfig):
+        starts = config.learning_starts or 0
+        why = f"learning begins with {starts:,} transitions in the replay (--learning-starts)"
+        if config.begins_early:
+            return starts, why
+        whole = f"whole rollouts are added, of {plan.rollout} steps x {plan.rows} env rows"
+        return max(starts, plan.rollout * plan.rows), f"{why}, to which {whole}"
     size = plan.batch_size
     return size, f"an update needs a batch of {size:,} env steps (--batch-size)"
 

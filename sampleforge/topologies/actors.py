@@ -3,6 +3,7 @@ their ports to the policies that are trained and to those that only act."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,22 +11,23 @@ from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.env.place import FROZEN_STREAM, row_seeds
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.topologies.builders import env_makers, in_threads
-from sampleforge.topologies.config import SamplingConfig
+from sampleforge.topologies.config import ReplayRunConfig, SamplingConfig
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
 from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.members import member_env_makers
 from sampleforge.topologies.placement import actor_placement
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
-from sampleforge.topologies.starts import FrozenStart
+from sampleforge.topologies.starts import FrozenStart, ResumePoint
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy_mapping import PolicyMapping
-from sampleforge.workers.split import IndependentStepping
+from sampleforge.workers.split import EndingOnce, IndependentStepping, Stepping
 from sampleforge.workers.stream import PolicyPort
 
 
@@ -79,6 +81,24 @@ def policy_port(
     return PolicyPort(number, group.exchange, inference, sender(recorded, actor))
 
 
+DROPPED = 0.1
+"""Part of the env steps, at most, that are taken for no transition when learning begins: those of
+which the last observation was not kept."""
+
+
+def _stepping(
+    config: SamplingConfig, plan: SamplerPlan, start: ResumePoint, progress: Progress, policies: int
+) -> Stepping:
+    """Return how the splits of an actor step."""
+    if plan.variable:
+        return IndependentStepping()
+    if isinstance(config, ReplayRunConfig) and config.begins_early:
+        assert config.learning_starts is not None, "the defaults are resolved"
+        starts = policies * config.learning_starts
+        return EndingOnce(progress, start.env_steps + math.ceil((1 + DROPPED) * starts))
+    return Stepping()
+
+
 def add_actors(
     graph: GraphBuilder,
     channels: ActorChannels,
@@ -117,7 +137,7 @@ def add_actors(
             channels.episodes,
             post,
             mapping,
-            stepping=IndependentStepping() if plan.variable else None,
+            stepping=_stepping(config, plan, graph.start, post.progress, len(groups)),
             callbacks=graph.hooks.of_worker(index),
         )
         placement = actor_placement(plan, index, config.worker_niceness)

@@ -111,6 +111,13 @@ class ReplayRunConfig(
         stride = self.sequence_length - self.sequence_overlap
         return SequenceShape(self.sequence_length, stride, self.burn_in)
 
+    @property
+    def begins_early(self) -> bool:
+        """Whether actors hand over the rollouts that are in progress when the run has the env steps
+        with which learning begins (--learning-starts). Sequences overlap from rollout to rollout,
+        and the goals of --her are those of whole episodes; --serial steps whole rollouts."""
+        return not (self.serial or self.her or self.sequences)
+
     def _check_sequences(self) -> None:
         length, overlap, burn_in = self.sequence_length, self.sequence_overlap, self.burn_in
         if self.model.core == "none":

@@ -14,6 +14,7 @@ import numpy as np
 from sampleforge.env.games import FinishedGame, Games
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.events import send
 from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
@@ -208,6 +209,34 @@ class Stepping:
 
     def ended(self, split: Split) -> None:
         """Take note of a rollout that is about to be handed over."""
+
+
+class EndingOnce(Stepping):
+    """Ends the rollouts that are in progress when the run has ``env_steps``, once: these steps are
+    then handed over, which may be as many as learning begins with, though they are but a part of
+    long rollouts of many rows."""
+
+    def __init__(self, progress: Progress, env_steps: int) -> None:
+        super().__init__()
+        self._progress, self._env_steps = progress, env_steps
+
+    def start(self, splits: Sequence[Split]) -> None:
+        super().start(splits)
+        self._left = {split.index for split in splits}
+
+    @property
+    def _reached(self) -> bool:
+        return self._progress.env_steps >= self._env_steps
+
+    def begun(self, split: Split) -> None:
+        if split.index in self._left and self._reached:
+            self._left.discard(split.index)
+
+    def ends(self, split: Split) -> bool:
+        if split.index not in self._left or split.stream.t == 0 or not self._reached:
+            return False
+        self._left.discard(split.index)
+        return True
 
 
 class IndependentStepping(Stepping):

@@ -13,7 +13,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.normaliser import LeafNormaliser
 from sampleforge.ops.running_stats import Moments, merge
 from sampleforge.replay.observation_stats import ObservationStats, packed_size, unpack
-from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
+from sampleforge.rollouts.slots import SlotShape, TrajectorySlots, length
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from tests.support.apex_graphs import (
     LONGEST,
@@ -54,12 +54,12 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
     graph, plan = build_apex(chosen)
     exchange: Any = graph.groups[0].exchange
     take_ready, slots = exchange.take_ready, exchange.slots
-    new_steps = plan.rollout
     seen: list[Any] = []
 
     def watch(shard: int, actor: int) -> int | None:
         slot: int | None = take_ready(shard, actor)
         if slot is not None:
+            new_steps = min(plan.rollout, length(slots, slot))
             at = np.full(new_steps, slot), np.arange(new_steps)
             if slots.stacks:
                 seen.extend(slots.stacks["obs"].read_rows(*at).numpy().copy())

@@ -17,7 +17,7 @@ from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.rollouts.slots import Owner
+from sampleforge.rollouts.slots import Owner, length
 from sampleforge.run.screen.messages import memory_line
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runtime.machine import Machine, assumed
@@ -78,6 +78,27 @@ def test_every_transition_comes_from_its_place(
     assert limiter.replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
     samples = limiter.replay_counters.sampled[0] / limiter.replay_counters.inserted_since_start
     assert samples == pytest.approx(1.0, rel=0.5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("inference", ["inline", "worker"])
+def test_learning_begins_with_the_steps_so_far_of_long_rollouts(inference: str) -> None:
+    """Each split hands one rollout over early, whose transitions are right, and whole ones later.
+    In a serial run all are whole."""
+    more: dict[str, Any] = {"inference": inference, "rollout": 50, "replay_capacity": 6000}
+    graph, plan = checking_graph(apex_config(**more))
+    whole, _ = build_apex(apex_config(**more, serial=True))
+    begun = [0.0, 0.0]
+    for number, each in enumerate((graph, whole)):
+        for _ in serial_rounds(each, 130):
+            if not begun[number] and each.counters.total("updates"):
+                begun[number] = each.counters.total("env_steps")
+    assert 200 <= begun[0] < 300 < begun[1]
+    assert learner_worker(graph)._learner.checked > 200
+    for each, splits in ((graph, plan.num_workers * plan.num_splits), (whole, 0)):
+        slots = each.groups[0].exchange.slots
+        stored = [slot for slot in range(slots.count) if slots.owner[slot] == Owner.STORED]
+        assert len(stored) > sum(length(slots, slot) < 50 for slot in stored) == splits
 
 
 @pytest.mark.long
