@@ -1,7 +1,9 @@
-"""The cost of computing an action, and of learning from an env step, each beside its floor.
+"""The cost of computing an action, and of learning from an env step, each beside its floor; and of
+averaging gradients over ranks.
 
     PYTHONPATH=. taskset -c 0 python benchmarks/micro.py act --precision fp32 bf16
     PYTHONPATH=. taskset -c 0 python benchmarks/micro.py learn --precision fp32 bf16 --seconds 3
+    PYTHONPATH=. python benchmarks/micro.py average --ranks 4 8 16 32
 
 ``act``: an actor's whole call, which reads observations out of a slot, looks for newer weights,
 runs the network, samples, and writes actions, log-probabilities and values back; beside it the same
@@ -14,14 +16,20 @@ of several rounds.
 the loss and all its metrics, clips, steps the optimiser and updates the normalisers. The floor is
 one forward and one backward pass of the same network over as many observations. Then what it costs
 to publish the weights, and to take them up. Batches as --async-rl makes them, one epoch.
+
+``average``: the gradients of an update summed over ranks, each a process, through shared memory:
+what one rank reads of it, and its processor time.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Literal
 
 import torch
@@ -33,6 +41,7 @@ from sampleforge.algorithms.sampling import Stochastic, actor_critic_columns, sa
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_pass import MlpPass, has_pass
+from sampleforge.peers.shm_group import MemoryRendezvous, RankMemory
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.torch_settings import limit_threads
@@ -42,6 +51,7 @@ from sampleforge.topologies.learner_maker import make_learner
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.inference import LocalInference
 from tests.support.pairings import network_maker, plan_of
+from tests.support.rank_threads import BytesRead
 
 ROWS = (1, 8, 32, 64, 128, 512)
 ROUNDS = 5
@@ -130,19 +140,65 @@ def learning(case: str, precision: Precision, device: str, seconds: float) -> li
     return [case, precision, f"{plan.batch_size:,}", *shown]
 
 
+GRADIENTS = {"CartPole": 20_000, "MinAtar": 600_000, "Nature CNN": 6_700_000}
+"""Bytes of a gradient."""
+
+
+def averaging(rendezvous: MemoryRendezvous, nbytes: int, rounds: int, pipe: Connection) -> None:
+    """As a rank: send the bytes read and the seconds of processor time of a step, and its
+    seconds."""
+    torch.set_num_threads(1)
+    group, gradient = rendezvous.join(0), torch.ones(nbytes // 4)
+    with BytesRead() as read:
+        group.all_reduce(gradient)()
+    begun, used = time.perf_counter(), time.process_time()
+    for _ in range(rounds):
+        group.all_reduce(gradient.fill_(1.0))()
+    used, passed = time.process_time() - used, time.perf_counter() - begun
+    group.all_gather(torch.zeros(1))
+    pipe.send((read.count - gradient.nbytes, used / rounds, passed / rounds))
+    group.close()
+
+
+def average(ranks: int, nbytes: int, rounds: int) -> list[str]:
+    """Return the MB that a rank reads of shared memory per step, and the milliseconds of processor
+    time and of time that a step takes."""
+    context, memory = multiprocessing.get_context("fork"), RankMemory(ranks, nbytes)
+    pipes = []
+    for rank in range(ranks):
+        ours, theirs = context.Pipe()
+        args = (memory.rendezvous(rank, 120, "cpu"), nbytes, rounds, theirs)
+        context.Process(target=averaging, args=args, daemon=True).start()
+        theirs.close()
+        pipes.append(ours)
+    read, used, passed = (sum(of) / ranks for of in zip(*(p.recv() for p in pipes), strict=True))
+    return [f"{read / 1e6:.2f}", f"{used * 1e3:.2f}", f"{passed * 1e3:.1f}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["act", "learn"])
+    parser.add_argument("what", choices=["act", "learn", "average"])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all")
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32"])
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="that act together")
+    parser.add_argument("--ranks", nargs="+", type=int, default=(4, 8, 16, 32))
+    parser.add_argument("--rounds", type=int, default=50, help="of averaging")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure, after a warm-up")
     args = parser.parse_args()
     limit_threads(1)  # as in a worker: torch and BLAS
     print(describe("torch"), end="\n\n")
+    if args.what == "average":
+        header = ["ranks", "MB read by a rank", "its processor time, ms", "ms per step"]
+        rows = [
+            [name, str(ranks), *average(ranks, nbytes, args.rounds)]
+            for name, nbytes in GRADIENTS.items()
+            for ranks in args.ranks
+        ]
+        print(table(["gradient", *header], rows))
+        return
     pairs = [(case, p) for case in chosen(parser, args.cases) for p in args.precision]
     given = (args.device, args.seconds)
     if args.what == "act":

@@ -262,14 +262,14 @@ def maps_of(pid: int) -> str:
 def shared_counters(driver: int, workers: int) -> npt.NDArray[np.float64] | None:
     """Return the counters of a run, float64 [workers, names], in the memory that it shares with its
     workers; None if there are none yet."""
-    size = layout_bytes(Counters.layout(COUNTERS, workers))
+    layout = Counters.layout(COUNTERS, workers)
+    size = layout_bytes(layout)
     for entry in list(Path(f"/proc/{driver}/fd").iterdir()):
         with suppress(OSError):
             if "memfd:sampleforge" not in os.readlink(entry) or entry.stat().st_size != size:
                 continue
-            values: npt.NDArray[np.float64] = np.memmap(
-                entry, np.float64, "r", shape=(workers, len(COUNTERS))
-            )
+            shape, _ = layout["values"]
+            values: npt.NDArray[np.float64] = np.memmap(entry, np.float64, "r", shape=shape)
             beats = values[:, COUNTERS.index("heartbeat")]
             if (np.abs(beats - time.monotonic()) < HANG_S).any():
                 return values

@@ -1,9 +1,10 @@
 """Collective operations of the ranks of a run: `MemoryGroup` does them through shared memory,
 `ProcessGroup` through a network or between GPUs.
 
-All ranks call the same methods in the same order. A call is complete on a rank when it returns, or,
-for `RankGroup.all_reduce`, when its wait returns. A group is an object of its own, not a global one
-of the process, so a rank can leave it and join another one.
+All ranks call the same methods, and the waits of `RankGroup.all_reduce`, in the same order. A call
+is complete on a rank when it returns, or, for `RankGroup.all_reduce`, when its wait returns. A
+group is an object of its own, not a global one of the process, so a rank can leave it and join
+another one.
 """
 
 from __future__ import annotations

@@ -4,10 +4,14 @@ A message through loopback costs two context switches and a network stack, about
 update. Here a rank copies its tensor into its part of the shared memory, raises its count, and
 reads the parts of the other ranks as soon as their counts have been raised too. The ranks reach a
 minibatch at almost the same time, so a rank seldom has to sleep.
+
+If all ranks read all parts, N ranks move N^2 parts of memory. So each rank sums only its share of a
+large tensor, and reads the shares of all (`SHARED_FROM`): reduce-scatter, then all-gather.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,9 +31,13 @@ SPIN_S = 200e-6
 """Seconds that a rank with a core of its own spins before it sleeps: a few times the cost of
 waking up."""
 CHECK_S = 0.02
-"""Seconds between the checks of a sleeping rank that the other ranks are alive."""
+"""Seconds between the checks of a sleeping rank that the other ranks are alive. Each looks at the
+process of one of them, in turn, which takes 36 us: were it all, many ranks would do little else."""
 LONGEST_CHECK_S = 1.0
 """Seconds that one check counts for at most: if more have passed, this rank was paused itself."""
+SHARED_FROM = 1 << 20
+"""Bytes of a tensor times (ranks - 2) from which on a rank sums only its share of it, and waits for
+the other shares: it then reads 2 parts in place of one per rank."""
 ALIGNMENT = 64
 LEAST_ROOM = 1 << 16
 _SPAN = 1 << 32
@@ -126,7 +134,7 @@ class MemoryGroup:
     is no lock: a rank that is killed at any point leaves nothing locked.
 
     ``timeout``: seconds after which a rank that others wait for counts as lost; a rank whose
-    process has ended is noticed within `CHECK_S`. ``member``: what messages call a rank.
+    process has ended is noticed within a `CHECK_S` per rank. ``member``: what messages call a rank.
     ``silence`` knows how long this rank has already waited for others in earlier groups. Raises
     RankLost if not all ranks come.
     """
@@ -153,12 +161,15 @@ class MemoryGroup:
         self._others = [other for other in range(self.size) if other != rank]
         self._spins = SPIN_S if self.size <= len(available_cores()) else 0.0
         self._views: dict[tuple[int, int, int, torch.dtype], list[torch.Tensor]] = {}
+        self._unsummed: list[list[torch.Tensor]] = []
+        self._checks = 0
         self._half, self._offset, self._in_flight = 0, 0, 0
-        self._base = self._count = (generation + 1) * _SPAN
+        self._base = self._count = self._summed = (generation + 1) * _SPAN
         self._asleep[rank] = 0
         arrays["pid"][rank, 0] = os.getpid()
         self._arrive()
         self._processes: dict[int, psutil.Process | None] = {}
+        self.waited = 0.0
         self._wait_for(self._count, "finding each other")
         self.waited = 0.0
 
@@ -170,12 +181,18 @@ class MemoryGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
         views = self._begin(tensor)
-        count = self._count
+        count, shared = self._count, (self.size - 2) * tensor.nbytes >= SHARED_FROM
+        if shared:
+            self._unsummed.append(views)
 
         @torch.no_grad()
         def wait() -> None:
-            self._finish(count, "averaging gradients")
-            if tensor.device.type == "cpu":
+            if shared and self._unsummed:
+                self._sum_shares()
+            self._finish(self._summed if shared else count, "averaging gradients")
+            if shared:
+                tensor.copy_(views[0])
+            elif tensor.device.type == "cpu":
                 tensor.copy_(views[0])
                 for view in views[1:]:  # in rank order: the same bits on all
                     tensor.add_(view)
@@ -204,6 +221,22 @@ class MemoryGroup:
         for other in self._others:
             self._memory.wakeups[other].set()
 
+    def _sum_shares(self) -> None:
+        """Sum this rank's share of each tensor in flight that is divided into shares, and raise its
+        count. The sum is that of all parts in rank order, as of a tensor that is not divided. It
+        stands in rank 0's part, where no other rank reads or writes this share before."""
+        self._wait_for(self._count, "averaging gradients")
+        for views in self._unsummed:
+            size = _padded(math.ceil(views[0].nbytes / self.size)) // views[0].itemsize
+            begin = self.rank * size
+            total, *others = [view.flatten()[begin : begin + size] for view in views]
+            for other in others:
+                total.add_(other)
+        self._unsummed.clear()
+        self._count += 1
+        self._summed = self._count
+        self._arrive()
+
     def _begin(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Publish this rank's tensor; return views into every rank's part, which hold their tensors
         once their counts have been raised."""
@@ -231,23 +264,24 @@ class MemoryGroup:
 
     def _arrive(self) -> None:
         self._arrived[self.rank] = self._count
-        if self._asleep.any():
-            for other in self._others:
-                if self._asleep[other]:
-                    self._memory.wakeups[other].set()
+        if self._asleep.any():  # the rank that comes last wakes the others
+            awaited = (self._asleep > 0) & (self._asleep <= self._arrived.min())
+            for other in np.flatnonzero(awaited):
+                # No further rank wakes it. Should it sleep again by now, its check wakes it.
+                self._asleep[other] = 0
+                self._memory.wakeups[other].set()
 
     def _finish(self, count: int, what: str) -> None:
-        started = perf_counter()
         self._wait_for(count, what)
         self._in_flight -= 1
-        self.waited += perf_counter() - started
 
     def _all_arrived(self, count: int) -> bool:
         return bool(self._arrived.min() >= count)
 
     def _wait_for(self, count: int, what: str) -> None:
         """Wait until every rank's count has reached ``count``."""
-        spin_until = perf_counter() + self._spins
+        started = perf_counter()
+        spin_until = started + self._spins
         while not self._all_arrived(count):
             if perf_counter() < spin_until:
                 sleep(0)
@@ -256,10 +290,11 @@ class MemoryGroup:
                 break
         if self._arrived.max() >= self._base + _SPAN:
             raise self._lost(int(self._arrived.argmax()), what, "it was replaced")
+        self.waited += perf_counter() - started
 
     def _sleep_until(self, count: int, what: str) -> None:
         wakeup = self._memory.wakeups[self.rank]
-        self._asleep[self.rank] = 1
+        self._asleep[self.rank] = count
         checked = monotonic()
         try:
             while not self._all_arrived(count):
@@ -275,13 +310,16 @@ class MemoryGroup:
         """Raise RankLost for a rank that will not come; ``seconds`` have passed since the last
         check."""
         silent = []
-        for other in self._others:
+        behind = [int(rank) for rank in np.flatnonzero(self._arrived < count)]
+        self._checks += 1
+        for at, other in enumerate(behind):
             here = int(self._arrived[other])
             if here >= count:
                 continue
             if here >= self._base and self._left[other] == self._base:
                 raise self._lost(other, what, "it has left")
-            if here >= self._base and not self._is_alive(other):
+            its_turn = at == self._checks % len(behind)
+            if its_turn and here >= self._base and not self._is_alive(other):
                 raise self._lost(other, what, "its process has ended")
             if self._silence.add(other, here, seconds) > self.timeout:
                 silent.append((here, other))

@@ -136,13 +136,16 @@ class RestartBudget:
         return True
 
 
+LINE = 8
+"""Numbers of 8 bytes in a cache line."""
 FAULT_BYTES = 16 << 10
 """Longest text of a fault in bytes. The beginning of a longer one is left out, because the cause
 stands at the end."""
 
 
 class Counters:
-    """A row of float64 numbers per worker in shared memory; each row has one writer.
+    """A row of float64 numbers per worker in shared memory; each row has one writer, and begins at
+    a cache line, so that two workers never write the same one.
 
     A worker writes its own `row`; readers read or sum whole columns. A number is read atomically,
     but two numbers need not be of the same instant. Each worker may also write one `note`, before
@@ -166,7 +169,7 @@ class Counters:
         """Return the arrays of the counters. The numbers stand at the beginning of the memory, so
         that a program that measures the run can read them there."""
         return {
-            "values": ((workers, len(names)), "float64"),
+            "values": ((workers, -(-len(names) // LINE) * LINE), "float64"),
             "notes": ((workers, cls.NOTE_BYTES), "uint8"),
         }
 
@@ -197,7 +200,7 @@ class Counters:
         """Set the first rows [n, names] except row ``keep``, for workers whose own counters are in
         the memory of another machine."""
         remote = np.flatnonzero(np.arange(len(rows)) != keep)
-        self._arrays["values"][remote] = rows[remote]
+        self._arrays["values"][remote, : len(self.names)] = rows[remote]
 
     def total(self, name: str) -> float:
         """Return the sum of one number over the workers."""

@@ -23,7 +23,7 @@ from sampleforge.peers.shm_group import (
     Silence,
 )
 from sampleforge.runtime.processes import process_context
-from tests.support.rank_threads import WAYS, on_ranks
+from tests.support.rank_threads import WAYS, BytesRead, on_ranks
 
 ROUNDS = 300
 
@@ -69,6 +69,93 @@ def test_all_reduce_gives_the_same_bits_on_all_ranks() -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
+def literal_sum(round: int, ranks: int, numel: int) -> torch.Tensor:
+    """The sum of `tensor_of` all ranks, one after the other."""
+    first, *others = (tensor_of(rank, round, numel) for rank in range(ranks))
+    for other in others:
+        first += other
+    return first
+
+
+LARGE = 50_001
+"""Numbers of a tensor that more than 8 ranks divide into shares, which do not all have a part."""
+
+
+@pytest.mark.parametrize("ranks", [12, 32])
+def test_each_of_many_ranks_sums_its_share_of_a_large_tensor(ranks: int) -> None:
+    """The bits are those of the literal sum, and a rank reads two parts of the memory, with its own
+    tensor three, in place of a part per rank."""
+    sizes = (LARGE, 7, 2 * LARGE)
+
+    def work(group: RankGroup) -> tuple[list[torch.Tensor], int]:
+        for round in range(3):
+            own = [tensor_of(group.rank, 10 * round + i, numel) for i, numel in enumerate(sizes)]
+            with BytesRead() as read:
+                waits = [group.all_reduce(tensor) for tensor in own]
+                group.all_gather(torch.ones(2))  # while the sums are under way
+                for wait in waits:
+                    wait()
+        return own, read.count
+
+    parts = 4 * sum(sizes) + 1000 * ranks
+    for found, read in on_ranks(ranks, work):
+        for i, (numel, tensor) in enumerate(zip(sizes, found, strict=True)):
+            assert torch.equal(tensor, literal_sum(20 + i, ranks, numel))
+        assert read < 3 * parts
+
+
+def test_ranks_that_lost_one_between_two_shares_sum_anew_in_the_next_group() -> None:
+    """The lost rank had given its tensor and not summed its share. No other rank takes a sum of
+    which a share is missing."""
+    ranks, lost = 12, 5
+    memory, noticed = RankMemory(ranks, 8 * LARGE), threading.Barrier(ranks)
+
+    def rank(number: int) -> torch.Tensor:
+        group = MemoryGroup(memory, number, 0, timeout=20)
+        own = tensor_of(number, 0, LARGE)
+        wait = group.all_reduce(own)
+        if number != lost:
+            with pytest.raises(RankLost, match=f"lost rank {lost} while averaging gradients"):
+                wait()
+            assert torch.equal(own, tensor_of(number, 0, LARGE))
+        group.close()
+        noticed.wait(60)
+        again = MemoryGroup(memory, number, 1, timeout=20)
+        again.all_reduce(own)()
+        return own
+
+    with ThreadPoolExecutor(ranks) as threads:
+        sums = list(threads.map(rank, range(ranks)))
+    assert all(torch.equal(found, literal_sum(0, ranks, LARGE)) for found in sums)
+
+
+def test_the_rank_that_comes_last_wakes_the_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wake-ups of a collective grow with the ranks, not with their square (here 66)."""
+    monkeypatch.setattr("sampleforge.peers.shm_group.available_cores", lambda: [0])
+    ranks, rounds, woken = 12, 10, []
+
+    class Counted:
+        def __init__(self, wakeup: Any) -> None:
+            self._wakeup = wakeup
+            self.wait = wakeup.wait
+
+        def set(self) -> None:
+            woken.append(1)
+            self._wakeup.set()
+
+    memory = RankMemory(ranks, LEAST_ROOM)
+    memory.wakeups = [Counted(wakeup) for wakeup in memory.wakeups]  # type: ignore[misc]
+
+    def rank(number: int) -> None:
+        group = MemoryGroup(memory, number, 0, timeout=20)
+        for _ in range(rounds):
+            group.all_gather(torch.ones(1))
+
+    with ThreadPoolExecutor(ranks) as threads:
+        list(threads.map(rank, range(ranks)))
+    assert rounds <= len(woken) <= 3 * ranks * (rounds + 1)
+
+
 def test_more_ranks_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them spins: all sleep until they are woken."""
     monkeypatch.setattr("sampleforge.peers.shm_group.available_cores", lambda: [0])
@@ -84,7 +171,8 @@ def test_more_ranks_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> No
 def collect(rendezvous: MemoryRendezvous, rounds: int, pipe: Connection) -> None:
     """In a process of its own: many collectives of all sizes; sends what went wrong, or None."""
     group = rendezvous.join(0)
-    sizes = np.random.default_rng(0).integers(1, LEAST_ROOM // 16, rounds)  # the same on all
+    largest = rendezvous.memory.room // 5
+    sizes = np.random.default_rng(0).integers(1, largest, rounds)  # the same on all
     for round, numel in enumerate(map(int, sizes)):
         own, few = tensor_of(group.rank, round, numel), torch.tensor([1.0, float(group.rank)])
         waits = group.all_reduce(few), group.all_reduce(own)
@@ -92,10 +180,7 @@ def collect(rendezvous: MemoryRendezvous, rounds: int, pipe: Connection) -> None
             time.sleep(0.002)  # whoever is late changes
         for wait in waits:
             wait()
-        parts = [tensor_of(rank, round, numel) for rank in range(group.size)]
-        expected = parts[0].clone()
-        for part in parts[1:]:
-            expected += part
+        expected = literal_sum(round, group.size, numel)
         total = group.size * (group.size - 1) / 2
         if not torch.equal(own, expected) or few.tolist() != [group.size, total]:
             pipe.send(f"round {round} on rank {group.rank}: a wrong sum")
@@ -123,10 +208,13 @@ def processes_of(memory: RankMemory, rounds: int) -> tuple[list[Any], list[Conne
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_all_reduce_between_processes_is_exact() -> None:
-    memory = RankMemory(3, LEAST_ROOM)
-    started, pipes = processes_of(memory, ROUNDS)
-    assert [pipe.recv() for pipe in pipes] == [None] * 3
+@pytest.mark.parametrize(
+    ("ranks", "room", "rounds"), [(3, LEAST_ROOM, ROUNDS), (12, 4 * LEAST_ROOM, 8)]
+)
+def test_all_reduce_between_processes_is_exact(ranks: int, room: int, rounds: int) -> None:
+    memory = RankMemory(ranks, room)
+    started, pipes = processes_of(memory, rounds)
+    assert [pipe.recv() for pipe in pipes] == [None] * ranks
     for pipe in pipes:
         pipe.send("end")
     for process in started:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,6 +119,23 @@ def test_counters_add_up_over_workers() -> None:
     assert counters.total("b") == 3
     assert counters.column("b").tolist() == [0, 1, 2]
     assert counters.total("a") == 0
+
+
+def test_the_counters_of_two_workers_are_in_different_cache_lines() -> None:
+    counters = Counters([f"c{i}" for i in range(9)], workers=3)
+    rows = [counters.row(worker) for worker in range(3)]
+    for row in rows:
+        assert next(iter(row.values())).ctypes.data % 64 == 0
+    lines = [{each.ctypes.data // 64 for each in row.values()} for row in rows]
+    assert not lines[0] & lines[1] and not lines[1] & lines[2]
+
+
+def test_rows_of_other_machines_are_set_and_the_own_one_is_kept() -> None:
+    counters = Counters(("a", "b", "c"), workers=3)
+    counters.row(1)["b"] += 7
+    counters.set_remote(np.arange(6.0).reshape(2, 3), keep=1)
+    found = [counters.column(name).tolist() for name in counters.names]
+    assert found == [[0, 0, 0], [1, 7, 0], [2, 0, 0]]
 
 
 @pytest.mark.parametrize(

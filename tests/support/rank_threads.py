@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sampleforge.peers.group import RankGroup
 from sampleforge.peers.shm_group import MemoryGroup, RankMemory
@@ -40,3 +42,16 @@ def on_ranks(
 
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(rank, range(count)))
+
+
+class BytesRead(TorchDispatchMode):
+    """Counts the bytes of the tensors that are copied from, or added to others, in its context."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.add_):
+            self.count += args[1].nbytes
+        return func(*args, **(kwargs or {}))
