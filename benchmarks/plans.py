@@ -1,18 +1,19 @@
 """The plans of all algorithms and presets on machines that need not be at hand.
 
-    python benchmarks/plans.py            # prints the table of docs/defaults.md
-    python benchmarks/plans.py --write    # writes it there
+    python benchmarks/plans.py            # prints the tables of docs/defaults.md and docs/gpu.md
+    python benchmarks/plans.py --write    # writes them there
 
 What is learned must not depend on the machine: the env rows, the batch, the minibatch, the epochs
 and so the gradient steps per env step are the same on each of `MACHINES`; only the number of
-processes and threads follows the cores. The table says both.
+processes and threads follows the cores. The table of docs/defaults.md says both, that of
+docs/gpu.md which workers a run has on each machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -34,9 +35,9 @@ from sampleforge.topologies.config import (
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.sampler_plan import run_device
 
-PAGE = Path(__file__).parents[1] / "docs" / "defaults.md"
+DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- plans: written by benchmarks/plans.py -->", "<!-- end of plans -->"
-CORES, GPUS = (2, 16, 128), (0, 1, 4)
+CORES, GPUS = (2, 16, 32, 128), (0, 1, 4)
 MEMORY = 512 << 30
 
 
@@ -94,6 +95,8 @@ class Sizes:
     threads: int
     device: str
     nbytes: int
+    policy_workers: int = 0
+    precision: str = ""
 
     @property
     def learned(self) -> tuple[Any, ...]:
@@ -138,11 +141,13 @@ def sizes(run: Run, on: Machine) -> Sizes:
         return Sizes(
             *(plan.envs, steps, steps, 1, ratio / sequence),
             *(plan.num_workers, plan.learner_threads, device, plan.shared_bytes),
+            *(plan.num_policy_workers, plan.precision),
         )
     minibatch, epochs = (config.minibatch_size or plan.batch_size) * ranks, config.num_epochs
     return Sizes(
         *(plan.envs, batch, minibatch, epochs, Fraction(epochs, minibatch)),
         *(plan.num_workers, plan.learner_threads, device, plan.slot_bytes),
+        *(plan.num_policy_workers, plan.precision),
     )
 
 
@@ -163,7 +168,8 @@ def table() -> str:
     lines = [_line(head), _line(["---", *["--:"] * 4, *["---"] * 4])]
     for run in runs():
         found = [sizes(run, on) for on in MACHINES]
-        first, groups = found[0], [found[i : i + 3] for i in range(0, len(found), 3)]
+        first, each = found[0], len(CORES)
+        groups = [found[i : i + each] for i in range(0, len(found), each)]
         lines.append(
             _line(
                 [
@@ -196,21 +202,62 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def page(text: str) -> str:
-    """Return the text of docs/defaults.md with the table of today in it."""
-    before, _, rest = text.partition(BEGIN)
+def workers_table() -> str:
+    """Return the table of the workers of a run by the defaults on each machine, as Markdown; a line
+    for the numbers of cores with which they are the same."""
+    lines = [_line(("run", "cores", "no GPU", "one GPU", "four GPUs")), _line(["---"] * 5)]
+    for algo in ("appo", "apex", "ddppo", "sac"):
+        for kind in ("vectors", "images") if algo not in CONTINUOUS else ("vectors",):
+            of = KINDS[kind]
+            of = dataclasses.replace(of, actions=BOXES) if algo in CONTINUOUS else of
+            run = Run(f"`{algo}`, {kind}", ALGOS[algo](env="X-v0"), of)
+            of_cores: dict[tuple[str, ...], list[str]] = {}
+            for cores in CORES:
+                on = [sizes(run, machine(cores, gpus)) for gpus in GPUS]
+                cells = tuple(_workers(each, ranks=algo == "ddppo") for each in on)
+                of_cores.setdefault(cells, []).append(str(cores))
+            for cells, numbers in of_cores.items():
+                lines.append(_line([run.name, ", ".join(numbers), *cells]))
+    return "\n".join(lines)
+
+
+def _workers(of: Sizes, *, ranks: bool) -> str:
+    """Return the workers of a run as text."""
+    parts = [_count(of.workers, "rank" if ranks else "actor")]
+    if of.policy_workers:
+        parts.append(_count(of.policy_workers, "policy worker"))
+    if of.device != "cpu":
+        parts.append("a GPU each" if ranks else "learner on a GPU")
+        return ", ".join([*parts, of.precision])
+    threads = _count(of.threads, "thread")
+    return ", ".join([*parts, f"{threads} each" if ranks else f"learner of {threads}"])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+TABLES: dict[str, Callable[[], str]] = {"defaults.md": table, "gpu.md": workers_table}
+"""Page of docs -> the table in it."""
+
+
+def page(name: str) -> str:
+    """Return the text of a page of docs with the table of today in it."""
+    before, _, rest = (DOCS / name).read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{TABLES[name]()}\n\n{END}{after}"
 
 
 def main() -> None:
-    """Print the table, or write it into docs/defaults.md."""
+    """Print the tables, or write them into their pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--write", action="store_true")
-    if parser.parse_args().write:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(table())
+    write = parser.parse_args().write
+    for name, made in TABLES.items():
+        if write:
+            (DOCS / name).write_text(page(name), encoding="utf-8")
+        else:
+            print(f"{name}\n\n{made()}\n")
 
 
 if __name__ == "__main__":

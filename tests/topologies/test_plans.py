@@ -45,9 +45,18 @@ def test_cores_and_gpus_change_no_gradient_step(run):
 
 
 @pytest.mark.long
-def test_the_table_of_the_guide_is_that_of_today():
-    text = plans.PAGE.read_text(encoding="utf-8")
-    assert text == plans.page(text), "python benchmarks/plans.py --write"
+@pytest.mark.parametrize("page", plans.TABLES)
+def test_the_table_of_the_guide_is_that_of_today(page):
+    text = (plans.DOCS / page).read_text(encoding="utf-8")
+    assert text == plans.page(page), "python benchmarks/plans.py --write"
+
+
+def test_actors_grow_with_the_cores_and_the_batch_does_not():
+    for kind, most in (("vectors", 128), ("images", 32)):
+        run = plans.Run("", AppoConfig(env="X-v0", async_rl=True), plans.KINDS[kind])
+        found = [plans.sizes(run, plans.machine(cores)) for cores in (2, 32, 128)]
+        assert [each.workers for each in found] == [2, 32, most]
+        assert len({(each.batch, each.minibatch) for each in found}) == 1
 
 
 def test_auto_takes_a_gpu_for_images_only_and_ranks_are_gpus():
