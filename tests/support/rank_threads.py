@@ -47,7 +47,9 @@ def on_ranks(
 class BytesRead(TorchDispatchMode):
     """Counts the bytes of the tensors that are copied from, or added to others, in its context."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
