@@ -18,7 +18,7 @@ import psutil
 
 from sampleforge.config import ConfigError
 from sampleforge.runtime.limits import cgroup_memory_free
-from sampleforge.runtime.processes import available_cores, number_gpus_by_bus
+from sampleforge.runtime.processes import available_cores, cores_to_pin, number_gpus_by_bus
 
 
 def _capability(gpu: int) -> tuple[int, int]:
@@ -32,12 +32,14 @@ def _capability(gpu: int) -> tuple[int, int]:
 class Machine:
     """What the sizes of a run are chosen for: the numbers of ``cores`` and of ``gpus`` that this
     process may use. ``capability(i)``: the compute capability of the i-th GPU, such as (8, 0);
-    ``memory``: bytes that are available (None: they are asked for when they count)."""
+    ``memory``: bytes that are available (None: they are asked for when they count); ``pins``:
+    whether processes can be pinned to its cores."""
 
     cores: int
     gpus: int = 0
     capability: Callable[[int], tuple[int, int]] = _capability
     memory: int | None = None
+    pins: bool = True
 
 
 _ASSUMED: ContextVar[Machine | None] = ContextVar("assumed machine", default=None)
@@ -51,7 +53,8 @@ def this_machine() -> Machine:
     import torch
 
     number_gpus_by_bus()
-    return Machine(len(available_cores()), torch.cuda.device_count())
+    pins = bool(cores_to_pin())
+    return Machine(len(available_cores()), torch.cuda.device_count(), pins=pins)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.processes import cores_to_pin
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,9 @@ class NumaNode(NamedTuple):
 
 
 def numa_nodes(folder: Path = NODES) -> list[NumaNode]:
-    """Return the nodes, by number; none where the system does not list them in ``folder``."""
-    usable = set(available_cores())
+    """Return the nodes, by number; none where the system does not list them in ``folder``, or where
+    processes cannot be pinned to cores."""
+    usable = set(cores_to_pin())
     nodes = []
     for node in folder.glob("node[0-9]*"):
         cores = tuple(core for core in _numbers((node / "cpulist").read_text()) if core in usable)

@@ -316,9 +316,19 @@ def end_descendants() -> None:
 def available_cores() -> list[int]:
     """Return the numbers of the cores that this process may use, in order: no more than the CPU
     quota of its container or control group allows."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-    else:
-        cores = list(range(os.cpu_count() or 1))
-    quota = cgroup_cpu_quota()
+    cores, quota = _allowed_cores(), cgroup_cpu_quota()
     return cores if quota is None else cores[: max(1, math.ceil(quota))]
+
+
+def cores_to_pin() -> list[int]:
+    """Return the numbers of the cores that processes can be pinned to; none if a CPU quota is worth
+    fewer than this process may use. Such a quota is of time on any cores, and all containers of the
+    machine would pin their processes to the same ones."""
+    cores = _allowed_cores()
+    return cores if len(available_cores()) == len(cores) else []
+
+
+def _allowed_cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

@@ -13,10 +13,11 @@ sleeps: several times as long as it takes to answer some."""
 
 
 def actor_placement(plan: SamplerPlan, index: int, niceness: int) -> Placement:
-    """Return the placement of the ``index``-th actor."""
+    """Return the placement of the ``index``-th actor. Pinned actors have the last cores: the first
+    ones are left to the learners, which are on the first NUMA node."""
     cores, _ = _divided(plan)
     if plan.pin_actors:
-        return Placement((cores[index % len(cores)],), niceness)
+        return Placement((cores[-1 - index % len(cores)],), niceness)
     return Placement(cores if plan.policy_cores else None, niceness)
 
 

@@ -67,7 +67,10 @@ def plan_ranks(
         precision=precision,
         acting_precision=choose_precision(config, acts_on, image)[0],
         learner_threads=config.learner_threads or threads,
-        pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
+        pin_actors=config.set_workers_cpu_affinity
+        and this_machine().pins
+        and here <= cores
+        and not config.serial,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
         records=config.record is not None,

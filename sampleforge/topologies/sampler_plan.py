@@ -363,7 +363,7 @@ def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
     late, because an actor that is woken runs first."""
     workers = getattr(config, "num_policies", 1) * config.num_policy_workers
     enough = this_machine().cores >= CORES_PER_POLICY_WORKER * workers
-    wanted = config.set_workers_cpu_affinity and not config.serial
+    wanted = config.set_workers_cpu_affinity and this_machine().pins and not config.serial
     return workers if acts_on_gpu and enough and wanted else 0
 
 
@@ -371,7 +371,13 @@ def _pins_actors(config: SamplingConfig, core_for_each: bool) -> bool:
     """Return whether each actor is pinned to a core. The threads of env rows that step
     independently may use all cores."""
     wanted = config.set_workers_cpu_affinity and not config.variable_experience
-    return wanted and core_for_each and not config.serial
+    return wanted and this_machine().pins and core_for_each and not config.serial
+
+
+def pins_beside(sampler: SamplerPlan, busy: int) -> bool:
+    """Return whether the actors are pinned if ``busy`` threads on the CPU run at the same time:
+    each of these has a core without a pinned actor, which could not make room for it."""
+    return sampler.pin_actors and sampler.num_workers + busy <= this_machine().cores
 
 
 def recorded_parameters(config: SamplingConfig, spec: EnvSpec) -> int:

@@ -20,6 +20,7 @@ from sampleforge.topologies.sampler_plan import (
     check_minibatch,
     cores_beside_actors,
     learner_threads,
+    pins_beside,
     plan_sampler,
     policy_lag,
     recorded_parameters,
@@ -54,18 +55,22 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     slots = _slots(config, slots_per_batch, sampler.num_workers, streams, synchronous)
     cores = cores_beside_actors(config, synchronous=synchronous)
     learners = config.num_learners * config.num_policies
-    threads = learner_threads(config.model, spec, cores // learners)
+    threads = config.learner_threads or learner_threads(config.model, spec, cores // learners)
+    busy = 0
+    if device == "cpu":
+        busy += config.num_policies * sampler.num_policy_workers
+        busy += 0 if synchronous or config.sampler_only else learners * threads
     # Every slot may wait for the learner, and so may the batch that is gathered ahead.
     ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
     batches = 0.0 if synchronous else slots / slots_per_batch + ahead
     if sampler.variable:
         batches += (LATE - 1) * streams / slots_per_batch  # rollouts of late rows are older
     plan = Plan(
-        **sampler.__dict__,
+        **sampler.__dict__ | {"pin_actors": pins_beside(sampler, busy)},
         slots=slots,
         slots_per_batch=slots_per_batch,
         synchronous=synchronous,
-        learner_threads=config.learner_threads or threads,
+        learner_threads=threads,
         slot_bytes=shape.nbytes(slots),
         lag=policy_lag(config, slots_per_batch * shape.env_steps, batches),
     )

@@ -100,6 +100,8 @@ def test_cores_are_no_more_than_the_quota(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(processes, "cgroup_cpu_quota", lambda: quota)
     assert processes.available_cores() == list(range(cores))
+    pinnable = cores == 8  # under a quota all containers would pin to the same first cores
+    assert processes.cores_to_pin() == (list(range(8)) if pinnable else [])
 
 
 def test_memory_is_no_more_than_the_group_may_have(monkeypatch: pytest.MonkeyPatch) -> None:

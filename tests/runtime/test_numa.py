@@ -18,7 +18,7 @@ SYS_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process may use cores 0 to 11."""
-    monkeypatch.setattr(numa, "available_cores", lambda: list(range(12)))
+    monkeypatch.setattr(numa, "cores_to_pin", lambda: list(range(12)))
 
 
 def tree(folder: Path, **cpulists: str) -> Path:

@@ -89,11 +89,11 @@ def test_a_policy_worker_on_a_gpu_has_a_core_to_itself_where_there_are_enough(mo
 
     others = tuple(range(15))
     assert placed(16) == (others, {(15,)}, others)
-    assert placed(16, num_workers=15) == ((0,), {(15,)}, others), "each on a core of its own"
+    assert placed(16, num_workers=15) == ((14,), {(15,)}, others), "each on a core of its own"
     assert placed(16, num_policies=2) == (others[:14], {(14,), (15,)}, others[:14])
-    assert placed(16, inference="inline")[::2] == ((0,), None)
+    assert placed(16, inference="inline")[::2] == ((15,), None)
     assert placed(16, set_workers_cpu_affinity=False) == (None, {None}, None)
-    assert placed(4) == ((0,), {None}, None)
+    assert placed(4) == ((3,), {None}, None)
 
 
 def test_where_a_process_can_have_one_row_only_each_worker_has_one():

@@ -147,13 +147,13 @@ def test_learner_and_policy_workers_share_one_of_several_numa_nodes(
     for node, cores in enumerate(["0-3", "4-7"]):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cores)
-    monkeypatch.setattr("sampleforge.runtime.numa.available_cores", lambda: list(range(8)))
+    monkeypatch.setattr("sampleforge.runtime.numa.cores_to_pin", lambda: list(range(8)))
     on_two = partial(node_for_group, folder=tmp_path)
     monkeypatch.setattr("sampleforge.topologies.devices.node_for_group", on_two)
     for module in ("topologies.placement", "runtime.machine"):
-        monkeypatch.setattr(f"sampleforge.{module}.available_cores", lambda: [0, 4])
+        monkeypatch.setattr(f"sampleforge.{module}.available_cores", lambda: [1, 2, 0, 4])
     of_graph = nodes_of(graph := build(config(inference="worker"))[0])
-    assert of_graph == {"actor": {(0,), (4,)}, "policy": {(0, 1, 2, 3)}, "learner": {(0, 1, 2, 3)}}
+    assert of_graph == {"actor": {(4,), (0,)}, "policy": {(0, 1, 2, 3)}, "learner": {(0, 1, 2, 3)}}
     assert "learner and slots on NUMA node 0 (4 cores)" in graph.describe()
     replay = nodes_of(build_apex(apex_config())[0])
     assert replay["replay"] == replay["learner"] == {(0, 1, 2, 3)}
@@ -161,6 +161,43 @@ def test_learner_and_policy_workers_share_one_of_several_numa_nodes(
         graph = build(config(**more))[0]
         assert nodes_of(graph)["learner"] == {None}
         assert "NUMA" not in graph.describe()
+
+
+ALONE = {"learner_threads": 2}
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "pinned"),
+    [
+        (Machine(4), ALONE, True),
+        (Machine(3), ALONE, False),
+        (Machine(5), {**ALONE, "inference": "worker", "num_policy_workers": 2}, False),
+        (Machine(6), {**ALONE, "inference": "worker", "num_policy_workers": 2}, True),
+        (Machine(5), {**ALONE, "num_learners": 2, "batch_size": 84}, False),
+        (Machine(2), {**ALONE, "sampler_only": True}, True),
+        (Machine(2), {"async_rl": False}, True),
+        (Machine(8, pins=False), {"async_rl": False}, False),
+        (Machine(8), {"set_workers_cpu_affinity": False}, False),
+    ],
+)
+def test_actors_are_pinned_if_what_is_busy_at_the_same_time_has_cores_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, given: dict[str, Any], pinned: bool
+) -> None:
+    cores = list(range(machine.cores))
+    monkeypatch.setattr("sampleforge.topologies.placement.available_cores", lambda: cores)
+    with assumed(machine):
+        placed = nodes_of(build(config(**given))[0])
+    assert placed["actor"] == ({(core,) for core in cores[-2:]} if pinned else {None})
+    assert placed["learner"] == {None}, "one NUMA node: the kernel finds it a core that is free"
+
+
+@pytest.mark.parametrize(("cores", "pinned"), [(5, True), (4, False)])
+def test_shards_and_learner_of_a_replay_have_cores_beside_pinned_actors(
+    cores: int, pinned: bool
+) -> None:
+    chosen = apex_config(num_workers=2, num_replay_shards=2)
+    with assumed(Machine(cores)):
+        assert build_apex(chosen)[1].pin_actors == pinned
 
 
 def test_a_machine_with_one_numa_node_places_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:

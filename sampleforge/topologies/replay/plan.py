@@ -20,6 +20,7 @@ from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
     cores_beside_actors,
     learner_threads,
+    pins_beside,
     plan_sampler,
     recorded_parameters,
     usual_rows,
@@ -142,9 +143,12 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     shape = slot_shape(algorithm, config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences
     cores = cores_beside_actors(config, synchronous=False)
-    threads = learner_threads(
-        config.model, spec, cores // (config.num_learners * config.num_policies)
-    )
+    learners = config.num_learners * config.num_policies
+    threads = config.learner_threads or learner_threads(config.model, spec, cores // learners)
+    busy = config.num_policies * shards
+    if device == "cpu":
+        busy += config.num_policies * sampler.num_policy_workers
+        busy += 0 if config.sampler_only else learners * threads
     item_steps = ItemSteps(sequences.stride, sequences.learned) if sequences else ItemSteps()
     per_shard = _stored_slots(config, sampler)
     leases = math.ceil(sampler.num_splits * spec.num_agents / shards) + 1
@@ -152,12 +156,12 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
     plan = ReplayPlan(
-        **sampler.__dict__,
+        **sampler.__dict__ | {"pin_actors": pins_beside(sampler, busy)},
         batch_size=config.batch_size,
         item_steps=item_steps,
         learning_starts=config.learning_starts,
         ratio=None if config.sampler_only else config.samples_per_insert,
-        learner_threads=config.learner_threads or threads,
+        learner_threads=threads,
         leases=leases,
         stored_slots=per_shard,
         tolerance=_tolerance(
