@@ -205,12 +205,12 @@ def test_ranks_with_different_commands_do_not_train_together(port: int) -> None:
 # ---- how they end when they hang ----
 
 
-def watched(inside: str, limit: float) -> subprocess.CompletedProcess[str]:
+def watched(inside: str, limit: float, starting: bool = False) -> subprocess.CompletedProcess[str]:
     """A process that sleeps for a while inside a watch, whose heart never beats."""
     script = (
         "import time\n"
         "from sampleforge.runtime.watch import Watch\n"
-        f"watch = Watch('rank 3', {limit}, lambda: 0.0)\n"
+        f"watch = Watch('rank 3', {limit}, lambda: 0.0, lambda: {starting})\n"
         "watch.start()\n"
         f"{inside}\n"
         "watch.close()\n"
@@ -220,10 +220,13 @@ def watched(inside: str, limit: float) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.multiprocess
-def test_a_rank_that_hangs_ends_with_its_stacks() -> None:
-    done = watched("with watch.inside(): time.sleep(50)", 0.2)
+@pytest.mark.parametrize(
+    ("starting", "doing"), [(False, "in one step"), (True, "making or resetting one environment")]
+)
+def test_a_rank_that_hangs_ends_with_its_stacks(starting: bool, doing: str) -> None:
+    done = watched("with watch.inside(): time.sleep(50)", 0.2, starting)
     assert done.returncode == 1 and 'File "<string>", line 5 in <module>' in done.stderr
-    assert "\nrank 3: has been in one step for " in done.stderr
+    assert f"\nrank 3: has been {doing} for " in done.stderr
 
 
 @pytest.mark.multiprocess
@@ -237,7 +240,7 @@ def test_a_rank_ends_when_torchrun_has_died(tmp_path: Path) -> None:
     """A shell in its place starts one, waits until it is watched, and is killed."""
     rank = (
         "import pathlib, time; from sampleforge.runtime.watch import Watch; "
-        "watch = Watch('rank 3', 0.2, time.monotonic); watch.start(); "
+        "watch = Watch('rank 3', 0.2, time.monotonic, bool); watch.start(); "
         "pathlib.Path('watched').touch(); time.sleep(50)"
     )
     script = f'{sys.executable} -c "{rank}" & until [ -e watched ]; do sleep 0.1; done; kill -9 $$'

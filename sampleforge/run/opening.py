@@ -14,7 +14,6 @@ from sampleforge.algorithms.annealing import check_learning_rate
 from sampleforge.config import ConfigError
 from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
-from sampleforge.run.callback import Callback, named_callbacks
 from sampleforge.run.folder.checkpoint import CheckpointStore, ResumeCheckpoint
 from sampleforge.run.folder.initial import (
     InitialWeights,
@@ -97,12 +96,10 @@ class OpenRun:
             resources.callback(policy.replays.remove_unfinished)
 
 
-def import_code(config: AnyConfig) -> tuple[AnyConfig, list[Callback]]:
-    """Import the user's own code that a config names. Return the config with an encoder's import
-    string in the place of the name that this code may have registered, and the callbacks that it
-    names. Raises ConfigError for what is not there."""
-    callbacks = named_callbacks(config.callbacks)
-    return dataclasses.replace(config, model=with_import_string(config.model)), callbacks
+def with_code(config: AnyConfig) -> AnyConfig:
+    """Return the config with an encoder's import string in the place of the name that the user's
+    own code may have registered. Raises ConfigError for what is not there."""
+    return dataclasses.replace(config, model=with_import_string(config.model))
 
 
 def open_run(

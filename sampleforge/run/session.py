@@ -7,7 +7,15 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
-from sampleforge.run.callback import Callback, Level, Message, UntilWired, checked, tell
+from sampleforge.run.callback import (
+    Callback,
+    Level,
+    Message,
+    UntilWired,
+    checked,
+    named_callbacks,
+    tell,
+)
 from sampleforge.run.deployment import Deployment
 from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.due import ReportTimes
@@ -102,10 +110,11 @@ class Session:
             self._start()
 
     def _open(self) -> None:
+        named = named_callbacks(self.asked.callbacks)  # to try the environment may take long
         self.spec = self._deployment.try_environment(self.asked)
-        from sampleforge.run.opening import import_code, open_run
+        from sampleforge.run.opening import open_run, with_code
 
-        self.asked, named = import_code(self.asked)
+        self.asked = with_code(self.asked)
         self._callbacks += named
         self.opened = open_run(
             self.asked, self.spec, self.roles, self._resources, self._ending.is_early
@@ -458,6 +467,8 @@ class Session:
                 failure = failure or problem
 
         if self._runner is not None:
+            end(self.ticker.close)  # what follows is no training
+            end(self.statistics.end)
             end(self._runner.close)
             self._has_ended = True
             end(self._take_events)

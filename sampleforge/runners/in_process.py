@@ -58,7 +58,11 @@ class InProcessRunner:
         self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
         self._watch = Watch(
-            worker.name, context.env_timeout, lambda: float(row["heartbeat"][0]), context.age
+            worker.name,
+            context.env_timeout,
+            lambda: float(row["heartbeat"][0]),
+            lambda: bool(row["starting"][0]),
+            context.age,
         )
 
     def start(self) -> None:

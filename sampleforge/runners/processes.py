@@ -24,6 +24,7 @@ from sampleforge.runners.events import EventReader
 from sampleforge.runners.silence import START_S, StoppedWorkers, Unanswered
 from sampleforge.runtime.limits import check_workers
 from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
+from sampleforge.runtime.watch import hangs
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import FAILED, STARTED, StopFlag, WorkerEnd, run_worker
@@ -389,12 +390,12 @@ class ProcessRunner:
             node, age = self._nodes[at], self._age(float(beats[at]))
             if age > self._step_timeout:
                 self._lives[node.name].dump_stacks()
-                limit = f"(--env-timeout {self._step_timeout:g})"
+                starting = bool(self._graph.counters.row(node.counter_row)["starting"][0])
                 hung = (
-                    f"{node.name} was stopped, for {age:.0f} s {limit}; its stacks are above"
+                    f"{node.name} was stopped, for {age:.0f} s (--env-timeout "
+                    f"{self._step_timeout:g}); its stacks are above"
                     if node.name in self._stopped
-                    else f"{node.name} has been in one step for {age:.0f} s {limit}; its stacks "
-                    "are above. Does the environment hang?"
+                    else hangs(node.name, age, self._step_timeout, starting=starting)
                 )
                 if not self._restart(node, hung):
                     raise WorkerDied(hung)

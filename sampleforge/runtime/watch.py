@@ -25,10 +25,21 @@ def seconds_since(at: float) -> float:
     return monotonic() - at
 
 
+def hangs(name: str, age: float, limit: float, *, starting: bool) -> str:
+    """Return what is said of a worker whose last sign of life is ``age`` seconds old. ``starting``:
+    it makes and resets its environments."""
+    doing = "making or resetting one environment" if starting else "in one step"
+    return (
+        f"{name} has been {doing} for {age:.0f} s (--env-timeout {limit:g}); its stacks are above. "
+        "Does the environment hang?"
+    )
+
+
 class Watch:
     """Watches the code that runs `inside` it: the time of ``monotonic`` that ``beat`` returns must
-    not be more than ``limit`` seconds ago. ``age`` returns the seconds since such a time, without
-    those in which this process was paused. `start` begins the watch and `close` ends it.
+    not be more than ``limit`` seconds ago. ``starting()``: see `hangs`. ``age`` returns the seconds
+    since such a time, without those in which this process was paused. `start` begins the watch and
+    `close` ends it.
 
     If a simulator hangs in C and holds the interpreter's lock, this thread stops as well; then only
     the other ranks notice.
@@ -39,11 +50,13 @@ class Watch:
         name: str,
         limit: float,
         beat: Callable[[], float],
+        starting: Callable[[], bool],
         age: Callable[[float], float] = seconds_since,
     ) -> None:
         self._name = name
         self._limit = limit
         self._beat = beat
+        self._starting = starting
         self._age = age
         self._entered = inf
         self._closed = threading.Event()
@@ -81,10 +94,7 @@ class Watch:
     def _judge(self, age: float) -> None:
         if age > self._limit:
             faulthandler.dump_traceback(all_threads=True)
-            self._end(
-                f"has been in one step for {age:.0f} s (--env-timeout {self._limit:g}); its stacks "
-                "are above. Does the environment hang?"
-            )
+            self._end(hangs("", age, self._limit, starting=self._starting()).strip())
 
     def _end(self, why: str) -> None:
         print(f"{self._name}: {why}", file=sys.stderr, flush=True)

@@ -328,6 +328,7 @@ class GraphBuilder:
 
 
 COUNTERS = (
+    "starting",  # 1 while an actor makes and resets its environments
     "started_rows",  # env rows of an actor: half a row when constructed, half when reset
     "heartbeat",  # seconds of the monotonic clock at the latest step
     "silent_s",  # seconds that its group waited for it until the group's time-out, else 0

@@ -83,7 +83,7 @@ class ActorWorker(EventDriven):
     def start(self) -> None:
         super().start()
         self._count["heartbeat"][0] = monotonic()
-        self._count["started_rows"][0] = 0
+        self._count["starting"][0], self._count["started_rows"][0] = 1, 0
         # Not 0 in a later life, which continues the policy mapping of the previous one.
         rollouts = int(self._count["rollouts"][0]) // len(self._make_envs)
         for index, make in enumerate(self._make_envs):
@@ -107,6 +107,7 @@ class ActorWorker(EventDriven):
             except NotFiniteError as error:
                 raise self._named(split, error) from None
         self._count["started_rows"][0] = sum(split.env.num_rows for split in self._splits)
+        self._count["starting"][0] = 0
 
     def _row_started(self) -> None:
         self._count["started_rows"] += 0.5  # constructed, and then reset

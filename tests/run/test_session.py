@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from sampleforge.run.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.tools.benchmark.benchmark import Benchmark, run_benchmark
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from tests.support.envs import CodeEnv
 from tests.support.variants import slow
 
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "num_envs_per_worker": 4, "report_interval": 0.2}
@@ -174,6 +176,39 @@ def test_a_config_error_after_the_run_keeps_its_folder(tmp_path: Path) -> None:
             pass
         raise ConfigError("mine")
     assert list((run / "checkpoints").glob("*.safetensors"))
+
+
+class SlowToClose(CodeEnv):
+    def close(self) -> None:
+        time.sleep(0.3)
+
+
+class ClockAtTheEnd(Callback):
+    at_stop = 0.0
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        session.stop()
+
+    def on_stop(self, session: Session) -> None:
+        self.at_stop = session.graph.progress.wall_s
+
+
+def test_the_seconds_of_the_training_have_no_closing_of_environments(tmp_path: Path) -> None:
+    clock = ClockAtTheEnd()
+    env = f"{__name__}:SlowToClose"
+    with Session(config(tmp_path / "run", env=env, train_for_env_steps=None), [clock]) as session:
+        list(session.reports())
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 0 < clock.at_stop <= written["wall_s"] < clock.at_stop + 2 * 0.3
+
+
+@pytest.mark.parametrize("name", ["nosuch:Mine", f"{__name__}:Session"])
+def test_a_wrong_name_of_a_callback_is_refused_before_the_environment_is_tried(
+    name: str, tmp_path: Path
+) -> None:
+    fails = config(tmp_path / "run", env="tests.support.envs:RaisingEnv", callbacks=(name,))
+    with pytest.raises(ConfigError, match=f"--callbacks {name}: "):
+        Session(fails).open()
 
 
 def test_messages_have_levels(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sampleforge.topologies.config import (
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.metrics import DivergedError
 from sampleforge.workers.policy_mapping import StreamId
-from tests.support.graphs import spec_of
+from tests.support.graphs import build, spec_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.runs import summary
 
@@ -57,6 +57,21 @@ def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
     for clock[0] in (120, 130):
         starting.on_poll(session)
     assert len(said) == 1
+
+
+def test_an_actor_says_that_it_makes_its_environments() -> None:
+    graph, _ = build(AppoConfig(**SERIAL, num_workers=1, num_splits=1))
+    actor: Any = graph.nodes[0].worker
+    said, (make,) = list[float](), actor._make_envs
+
+    def watched() -> Any:
+        said.append(actor._count["starting"][0])
+        return make()
+
+    actor._make_envs = [watched]
+    actor.start()
+    actor.close()
+    assert said == [1] and actor._count["starting"][0] == 0
 
 
 MIB = 1 << 20

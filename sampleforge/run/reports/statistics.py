@@ -202,8 +202,8 @@ class RunStatistics:
         since the last report, by the group's id."""
         progress = self._graph.progress
         self._remember()
-        if progress.done and self._ended is None:
-            self._ended = monotonic()
+        if progress.done:
+            self.end()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         scalars = {
@@ -234,6 +234,10 @@ class RunStatistics:
             prefix, own = self._graph.prefix(group), policy.scalars(learners[group.id])
             scalars |= {prefix + name: value for name, value in own.items()}
         return scalars
+
+    def end(self) -> None:
+        """Take note of the end of the training: rates are those until then."""
+        self._ended = self._ended or monotonic()
 
     def summary(self) -> dict[str, Any]:
         """Return the measured part of summary.json, with an entry ``policies`` if there are

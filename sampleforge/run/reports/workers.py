@@ -85,7 +85,7 @@ STARTING_S = 1.0
 """Seconds between two looks at the workers before the first report."""
 LEAST_S = 0.5
 """Shortest time between two judgements, in seconds: less says nothing."""
-NOT_WORK = ("started_rows", "heartbeat", "silent_s", "restarts", "ended")
+NOT_WORK = ("starting", "started_rows", "heartbeat", "silent_s", "restarts", "ended")
 """Counters that change although a worker has not worked yet."""
 RATES: Mapping[Role, tuple[str, str]] = {
     "actor": ("env_steps", "env steps/s"),
