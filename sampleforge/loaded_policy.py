@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
@@ -61,7 +62,7 @@ class LoadedPolicy:
     def act(
         self,
         obs: Any,
-        state: torch.Tensor | None = None,
+        state: torch.Tensor | npt.NDArray[Any] | None = None,
         *,
         mask: Any = None,
         stochastic: bool = False,
@@ -72,11 +73,11 @@ class LoadedPolicy:
 
         ``obs`` is a value of the environment's observation space (lists count as arrays), or a
         batch as gymnasium's vector environments give it: every array of the value has a leading
-        axis [B]. ``state`` float32 [1, S], or [B, S], is the state after the previous step; None
-        begins an episode, and in a batch a row of zeros does. ``mask`` is ``info["action_mask"]``
-        if the environment gives its action mask there; a mask in the observation is used without
-        this argument. The action is the most likely one, or, with ``stochastic``, a sample (from
-        ``generator``; None: torch's global generator).
+        axis [B]. ``state``, a tensor or array float32 [1, S], or [B, S], is the state after the
+        previous step; None begins an episode, and in a batch a row of zeros does. ``mask`` is
+        ``info["action_mask"]`` if the environment gives its action mask there; a mask in the
+        observation is used without this argument. The action is the most likely one, or, with
+        ``stochastic``, a sample (from ``generator``; None: torch's global generator).
 
         The action is a value of the environment's action space: an int for Discrete, an array of
         the space's dtype for MultiDiscrete, MultiBinary and Box (within the bounds), a dict or
@@ -96,7 +97,11 @@ class LoadedPolicy:
                 "numbers of the core's state]; None begins an episode"
             )
         is_first = np.full(count, state is None)
-        before = self._policy.initial_state(count) if state is None else state
+        before = (
+            self._policy.initial_state(count)
+            if state is None
+            else torch.as_tensor(state, dtype=torch.float32)
+        )
         acted, after = self._policy.act(
             rows, before, is_first, stochastic=stochastic, generator=generator
         )
@@ -110,7 +115,7 @@ class LoadedPolicy:
     def predict(
         self,
         observation: Any,
-        state: torch.Tensor | None = None,
+        state: torch.Tensor | npt.NDArray[Any] | None = None,
         episode_start: Any = None,
         deterministic: bool = False,
         *,
@@ -126,7 +131,8 @@ class LoadedPolicy:
         """
         if state is not None and episode_start is not None:
             begins = torch.as_tensor(np.atleast_1d(episode_start), dtype=torch.bool)
-            state = state.masked_fill(begins[:, None], 0.0)  # a row of zeros begins an episode
+            state = torch.as_tensor(state).masked_fill(begins[:, None], 0.0)
+            # A row of zeros begins an episode.
         action, after = self.act(
             observation, state, mask=action_masks, stochastic=not deterministic
         )

@@ -357,7 +357,7 @@ class Trainer:
     def compute_action(
         self,
         obs: Any,
-        state: torch.Tensor | None = None,
+        state: torch.Tensor | npt.NDArray[Any] | None = None,
         *,
         mask: Any = None,
         stochastic: bool = False,
@@ -379,7 +379,7 @@ class Trainer:
     def compute_actions(
         self,
         obs: Any,
-        states: torch.Tensor | None = None,
+        states: torch.Tensor | npt.NDArray[Any] | None = None,
         *,
         mask: Any = None,
         stochastic: bool = False,
@@ -402,7 +402,7 @@ class Trainer:
         self,
         acting: LoadedPolicy,
         obs: Any,
-        state: torch.Tensor | None,
+        state: torch.Tensor | npt.NDArray[Any] | None,
         mask: Any,
         *,
         stochastic: bool,

@@ -209,7 +209,9 @@ def test_predict_has_the_meaning_of_stable_baselines3(run_of: Callable[[str], Pa
     assert first.tolist() == [begun[0], gone_on[1], begun[2]]
     assert fresh is not None and later is not None
     assert equal(ahead, torch.stack([fresh[0], later[1], fresh[2]]))
-    assert equal(policy.predict(obs, state, deterministic=True)[1], later)
+    assert equal(policy.predict(obs, state.numpy(), deterministic=True)[1], later), "or an array"
+    all_begin = np.ones(3, bool)
+    assert equal(policy.predict(obs, state.numpy(), all_begin, True)[1], policy.act(obs)[1])
     torch.manual_seed(5)
     drawn = [policy.predict(obs)[0].tolist() for _ in range(20)]
     torch.manual_seed(5)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from sampleforge.topologies.config import ALGOS
-from tests.support import PAGES, REPO
+from tests.support import REPO
+from tests.support.pages import TEXTS, blocks
 
-TEXTS = {str(path.relative_to(REPO)): path.read_text(encoding="utf-8") for path in PAGES}
 FOLDERS = ("sampleforge", "envs", "tests", "benchmarks", "examples", "docs")
 FILE = rf"`((?:{'|'.join(FOLDERS)})/[\w/-]+\.\w+)"
 RESULT = r"`([a-z_]+\.md)`"
@@ -46,10 +46,8 @@ def test_the_reference_has_every_flag_with_its_default() -> None:
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_the_code_of_a_page_can_be_read(page: str) -> None:
-    for language, block in re.findall(
-        r"^```(\w+)\n(.*?)^```$", TEXTS[page], re.DOTALL | re.MULTILINE
-    ):
-        if language == "python":
-            compile(block, page, "exec")
-        elif language == "yaml":
-            assert list(yaml.safe_load_all(block))
+    for block in blocks(TEXTS[page]):
+        if block.language == "python":
+            compile(block.text, page, "exec")
+        elif block.language == "yaml":
+            assert list(yaml.safe_load_all(block.text))
