@@ -17,7 +17,7 @@ from sampleforge.env.closing import CLOSE_S, close_in_time
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.interface import told_of_rows
-from sampleforge.env.user_code import scratch_directory
+from sampleforge.env.user_code import keeps_directory, scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.loaded_policy import load_model, load_other_groups, read_config
 from sampleforge.run.camera import Camera
@@ -105,7 +105,8 @@ def evaluate(
     env, limit = _with_limit(config, max_episode_steps)
     count = episodes or EPISODES
     with ExitStack() as resources:
-        resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
+        if not keeps_directory(config.env):
+            resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
         contestant = _contestant(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )

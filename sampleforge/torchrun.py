@@ -46,7 +46,7 @@ def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
 
 def follow(config: RanksRunConfig, world: World) -> int:
     """Run any other rank than rank 0 until training ends; return the exit code."""
-    from sampleforge.env.user_code import make_cwd_importable
+    from sampleforge.env.user_code import keeps_directory, make_cwd_importable
     from sampleforge.runners.base import RunnerContext
     from sampleforge.runners.in_process import InProcessRunner
 
@@ -63,7 +63,12 @@ def follow(config: RanksRunConfig, world: World) -> int:
             interrupts.defer()
             graph = follower_graph(config, message, rendezvous)
             ticker = graph.new_ticker()
-            context = RunnerContext(config.env_timeout, is_interrupted=interrupted, age=ticker.age)
+            context = RunnerContext(
+                config.env_timeout,
+                keeps_directory=keeps_directory(config.env, config.evaluate_env),
+                is_interrupted=interrupted,
+                age=ticker.age,
+            )
             runner = InProcessRunner(graph, rendezvous, context)
             try:
                 ticker.start()

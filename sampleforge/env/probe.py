@@ -27,7 +27,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.given import GivenEnv
 from sampleforge.env.interface import Stage
 from sampleforge.env.spec_json import spec_from_plain
-from sampleforge.env.user_code import make_cwd_importable
+from sampleforge.env.user_code import keeps_directory, make_cwd_importable
 from sampleforge.runtime.causes import causes
 from sampleforge.runtime.processes import MissingMainGuard, check_main_guard
 from sampleforge.spec import EnvSpec
@@ -200,17 +200,18 @@ def child_messages(
 def _start(
     config: EnvConfig, work: dict[str, Any], write_end: int, output: IO[bytes], scratch: str
 ) -> subprocess.Popen[bytes]:
-    """Start the child, in a process group and a directory of its own, with the payload in its
-    stdin."""
+    """Start the child, in a process group of its own and with ``scratch`` for temporary files, with
+    the payload in its stdin."""
     main = _main_module()
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD],
+        [sys.executable, "-P", "-c", CHILD],  # no module of the working directory but by its path
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
         pass_fds=[write_end],
         process_group=0,
-        cwd=scratch,
+        cwd=None if keeps_directory(config.env) else scratch,
+        env={**os.environ, "TMPDIR": scratch},
     )
     path = [os.path.abspath(entry) for entry in sys.path]
     payload = {"config": _own_part(config), "path": path, "fd": write_end, "main": main, **work}

@@ -1,6 +1,7 @@
 """Functions and modules of the user's own, which flags name as package.module:function; and the
-temporary working directory of every process that steps environments, since ViZDoom and MuJoCo write
-log and config files into the working directory."""
+working directory of the processes that step environments: the caller's for code of the user's own,
+which may read files by relative paths, and a temporary one for all others, since ViZDoom and MuJoCo
+write log and config files into the working directory."""
 
 from __future__ import annotations
 
@@ -45,6 +46,12 @@ def import_user_module(flag: str, name: str) -> ModuleType:
             f"{flag} {name}: there is no module {error.name!r}; modules are looked for in the "
             "working directory and where Python finds packages"
         ) from error
+
+
+def keeps_directory(*environments: str | None) -> bool:
+    """Return whether processes that step ``environments`` stay in the caller's working directory:
+    one of them is named as ``module:name``, or an object."""
+    return any(name is not None and ":" in name for name in environments)
 
 
 @contextmanager

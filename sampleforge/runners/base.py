@@ -66,7 +66,8 @@ def ignore(text: str) -> None:
 class RunnerContext:
     """What a runner is given beside its graph. ``env_timeout``: seconds that a worker may spend in
     one step before it counts as hung; ``scratch``: the absolute path
-    of the folder for the working directories of their processes (None: a temporary one).
+    of the folder for the working directories of their processes (None: a temporary one), unless
+    the run ``keeps_directory``: then they stay in the driver's.
     ``alert`` is told of restarts, ``note`` of what is for the log alone.
 
     ``is_interrupted()``: the run is about to end by a signal, which may have ended what the
@@ -76,6 +77,7 @@ class RunnerContext:
 
     env_timeout: float
     scratch: Path | None = None
+    keeps_directory: bool = False
     alert: Callable[[str], None] = ignore
     note: Callable[[str], None] = ignore
     is_interrupted: Callable[[], bool] = lambda: False

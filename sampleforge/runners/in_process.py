@@ -33,7 +33,7 @@ IDLE_WAIT = 0.05
 class InProcessRunner:
     """Steps the rank of ``graph`` in this process, between the other tasks of the driver.
 
-    Without ``context.scratch`` its working directory is in the system's temporary directory. A rank
+    Without ``context.scratch`` its temporary directory is in the system's. A rank
     that is asked to end does so between two steps, or as soon as the other ranks, which are also
     asked, have left the group. After ``context.env_timeout`` a `Watch` ends the process, and
     torchrun restarts the ranks.
@@ -53,6 +53,7 @@ class InProcessRunner:
         self._worker = worker
         self._rendezvous = rendezvous
         self._scratch = context.scratch
+        self._keeps_directory = context.keeps_directory
         self._interrupted = context.is_interrupted
         self._resources = ExitStack()
         self._events: list[Event] = []
@@ -74,7 +75,8 @@ class InProcessRunner:
         if placement.niceness:
             os.nice(placement.niceness)
         limit_threads(1)
-        self._resources.enter_context(scratch_directory(self._scratch))
+        if not self._keeps_directory:
+            self._resources.enter_context(scratch_directory(self._scratch))
         self._resources.callback(send_through, send_through(self._listen))
         self._watch.start()
         with self._watch.inside():

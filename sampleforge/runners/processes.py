@@ -48,18 +48,28 @@ class WorkerProcess:
         self,
         node: Node,
         stop: StopFlag,
-        scratch: Path,
+        directories: tuple[Path, bool],
         events: EventSender,
         life: int,
     ) -> None:
         self.node = node
         self.events = events
         self.life = life
+        scratch, keeps_directory = directories
         processes = process_context()
         self._channel, theirs = processes.Pipe()
         self._process = processes.Process(  # type: ignore[attr-defined]
             target=run_worker,
-            args=(node.worker, stop, node.placement, scratch, WorkerEnd(theirs), events, life),
+            args=(
+                node.worker,
+                stop,
+                node.placement,
+                scratch,
+                keeps_directory,
+                WorkerEnd(theirs),
+                events,
+                life,
+            ),
             name=f"sampleforge: {node.name}",
             daemon=False,  # an environment may have processes of its own
         )
@@ -230,7 +240,7 @@ class ProcessRunner:
         assert context.scratch is not None
         self._graph = graph
         self._nodes = graph.nodes if nodes is None else nodes
-        self._scratch = context.scratch
+        self._directories = context.scratch, context.keeps_directory
         self._step_timeout = context.env_timeout
         self._alert = context.alert
         self._note = context.note
@@ -261,7 +271,7 @@ class ProcessRunner:
     def _begin_life(self, node: Node, life: int) -> None:
         events = self._events.new_sender(node.name)
         stop = self._graph.stop
-        self._lives[node.name] = WorkerProcess(node, stop, self._scratch, events, life)
+        self._lives[node.name] = WorkerProcess(node, stop, self._directories, events, life)
         self._watch.add(self._lives[node.name])
 
     def pids(self) -> dict[str, int]:

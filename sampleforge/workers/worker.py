@@ -197,13 +197,15 @@ def run_worker(
     stop: StopFlag,
     placement: Placement,
     scratch: Path,
+    keeps_directory: bool,
     channel: WorkerEnd,
     events: EventSender,
     life: int,
 ) -> None:
     """Run a worker in a child process; this is its main function. What it fails with is sent to the
     driver through ``channel``, log lines through ``events``. ``scratch``: the absolute path of the
-    folder for its working directory, into which simulators write files."""
+    folder for its working directory, into which simulators write files, unless it
+    ``keeps_directory``, the driver's."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # Torch's compiled code is shared by the run's workers, and removed when the run ends.
     os.environ.setdefault(CACHE, str(scratch / "compiled"))
@@ -212,7 +214,7 @@ def run_worker(
     logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
     logging.captureWarnings(True)
     try:
-        with scratch_directory(scratch):
+        with nullcontext() if keeps_directory else scratch_directory(scratch):
             run(worker, stop, channel, life)
     except BaseException as error:
         channel.fail(_told(error))  # if `run` has not

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.env.wrapped import make
 from sampleforge.run.folder.checkpoint import CheckpointStore
+from tests.support.processes import RunCli
 
 SMALL: dict[str, Any] = {
     **{"env": "CartPole-v1", "serial": True, "quiet": True, "seed": 1, "num_workers": 1},
@@ -129,3 +131,154 @@ def test_it_is_evaluated_in_another_environment(
     assert main([*command.split(), "--run-dir", str(tmp_path)]) == 0
     evaluated = [r["eval_return_mean"] for r in reports(tmp_path) if "eval_return_mean" in r]
     assert evaluated and set(evaluated) == {-1.0}, "only the last step has a reward there"
+
+
+class Sides(gym.Env[Any, Any]):
+    """A target from -1 to 1 is shown in the way asked for; the reward is 1 less the distance of the
+    action, a number of a Box or one of two sides, from it. Episodes of ``length`` steps."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+    LEAVES: dict[str, Any] = {  # noqa: RUF012
+        "camera": gym.spaces.Box(0, 255, (24, 24, 3), np.uint8),
+        "vector": gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    }
+
+    def __init__(
+        self, shown: Any = "vector", steer: bool = True, units: Any = None, length: int = 8
+    ) -> None:
+        self.shown, self.length = shown, length
+        self.units = {"offset": 0.0, "scale": 1.0, "reward": 1.0, **(units or {})}
+        names = shown if isinstance(shown, list) else [shown]
+        several = gym.spaces.Dict({name: self.LEAVES[name] for name in names})
+        self.observation_space = several if isinstance(shown, list) else several[shown]
+        self.action_space = gym.spaces.Box(-1, 1, (1,)) if steer else gym.spaces.Discrete(2)
+
+    def look(self) -> Any:
+        side = 0.7 if self.np_random.random() < 0.5 else -0.7
+        self.target = side
+        camera = np.zeros((24, 24, 3), np.uint8)
+        camera[:, 12:] = 255 * (side > 0)
+        vector = self.units["offset"] + self.units["scale"] * np.array([side, 1.0, -1.0])
+        leaves = {"camera": camera, "vector": vector}
+        return (
+            {n: leaves[n] for n in self.shown}
+            if isinstance(self.shown, list)
+            else leaves[self.shown]
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.look(), {}
+
+    def step(self, action: Any) -> Any:
+        pointed = float(action[0]) if np.ndim(action) else (-0.7, 0.7)[int(action)]
+        reward = self.units["reward"] * (1 - abs(pointed - self.target))
+        self.steps += 1
+        return self.look(), reward, self.steps == self.length, False, {}
+
+
+SIDES = f"{__name__}:Sides"
+
+
+def learned(folder: Path, **more: Any) -> float:
+    """Train as the settings say; return the mean return at the end."""
+    quick = {"gamma": 0.5, "learning_rate": 3e-3, "batch_size": 256, "num_epochs": 2}
+    sf.train(sf.AppoConfig(**{**SMALL, **quick, "env": SIDES, **more}, run_dir=str(folder)))
+    return float(reports(folder)[-1]["return_mean"])
+
+
+def test_a_dict_of_an_image_and_a_vector(tmp_path: Path) -> None:
+    shown = ["camera", "vector"]
+    more = {"env_kwargs": {"shown": shown, "steer": False}, "train_for_env_steps": 2000}
+    assert learned(tmp_path, **more) > 5.0, "random play has about 2.4 of 8"
+
+
+def test_pixels_and_continuous_actions(tmp_path: Path) -> None:
+    more = {"env_kwargs": {"shown": "camera"}, "train_for_env_steps": 2000}
+    assert learned(tmp_path, **more) > 3.2
+
+
+def test_scales_far_from_one(tmp_path: Path) -> None:
+    """Both by default, as by these: observations and returns are measured in their own units."""
+    units = {"offset": 3e4, "scale": 2e2, "reward": 1e5}
+    assert learned(tmp_path, env_kwargs={"units": units}) > 3.5e5
+
+
+def test_kwargs_that_are_dicts_and_lists(tmp_path: Path) -> None:
+    flags = ["train", "appo", "--env", SIDES, "--serial", "--quiet", "--train-for-env-steps", "500"]
+    given = ["--env-kwargs", "shown=[vector]", "units={reward: 100.0}", "steer=false"]
+    assert main([*flags, *given, "--run-dir", str(tmp_path)]) == 0
+    assert 0.0 < reports(tmp_path)[-1]["return_mean"] < 800.0
+
+
+PACKAGE = """
+import json
+from pathlib import Path
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Pole(CartPoleEnv):
+    def __init__(self, settings):
+        super().__init__()
+        self.gravity = json.loads(Path(settings).read_text())["gravity"]
+
+
+gym.register("Pole-v0", Pole, max_episode_steps=20)
+"""
+
+
+@pytest.mark.multiprocess
+def test_an_id_of_a_package_and_a_file_by_its_relative_path(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    (tmp_path / "pole_games").mkdir()
+    (tmp_path / "pole_games" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "moon.json").write_text('{"gravity": 1.6}')
+    (tmp_path / "run.yaml").write_text("env_kwargs: {settings: moon.json}\nnum_workers: 1\n")
+    before = {path.name for path in tmp_path.iterdir()}
+    flags = "--config run.yaml --train-for-env-steps 500 --run-dir run --quiet"
+    check = "--env-kwargs settings=moon.json --seconds 0.2"
+    done = run_cli("train", "appo", "--env", "pole_games:Pole-v0", *flags.split())
+    assert done.returncode == 0, done.stderr
+    assert reports(tmp_path / "run")[-1]["length_mean"] <= 20
+    assert run_cli("eval", "run", "--episodes", "1", "--quiet", "--trust").returncode == 0
+    assert run_cli("check-env", "pole_games:Pole-v0", *check.split()).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == before | {"run"}, "nothing is left here"
+
+
+def test_four_threads_train_beside_each_other(tmp_path: Path) -> None:
+    def run(seed: int) -> Any:
+        own = {**SMALL, "seed": seed, "train_for_env_steps": 1024}
+        return sf.train(sf.AppoConfig(**own, run_dir=str(tmp_path / str(seed)))).summary
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(run, range(4)))
+    assert [summary["status"] for summary in found] == ["finished"] * 4
+    assert len({summary["return_mean"] for summary in found}) == 4, "each has its own seed"
+
+
+@pytest.mark.parametrize("kind", ["instance", "vector"])
+def test_an_existing_instance_and_an_existing_vector(kind: str, tmp_path: Path) -> None:
+    alone, rows = (
+        gym.make("CartPole-v1", max_episode_steps=9),
+        gym.make_vec("CartPole-v1", 2, "sync"),
+    )
+    given: Any = alone if kind == "instance" else rows
+    result = sf.train(sf.AppoConfig(**{**SMALL, "env": given}, run_dir=str(tmp_path)))
+    assert result.summary["status"] == "finished"
+    assert reports(tmp_path)[-1]["length_mean"] <= 9 or kind == "vector"
+
+
+def test_a_parallel_game_of_ones_own(tmp_path: Path) -> None:
+    """Two policies; the second one always loses."""
+    game = {**SMALL, "env": "tests.support.multi_agent:zero_sum", "num_policies": 2}
+    mapping: dict[str, Any] = {"policy_mapping": f"{__name__}:by_seat", "async_rl": True}
+    sf.train(sf.AppoConfig(**game, **mapping, run_dir=str(tmp_path)))
+    last = reports(tmp_path)[-1]
+    assert last["policy_0/return_mean"] == 1.0 and last["policy_1/return_mean"] == -1.0
+
+
+def by_seat(seat: Any, rollout: int) -> str:
+    return f"policy_{seat.agent[-1]}"

@@ -106,7 +106,8 @@ class Examination:
         self._told = 0.0
         self._process = psutil.Process()
         self._others = {process.pid for process in self._process.children(recursive=True)}
-        self._temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=os.getcwd()))
+        self._temporary = Path(tempfile.mkdtemp(prefix="tmp-"))
+        self._before = {*Path.cwd().iterdir()}
         tempfile.tempdir = os.environ["TMPDIR"] = str(self._temporary)
         self._open_files: list[int] = []
         self._closing = ""
@@ -282,7 +283,7 @@ class Examination:
         return left
 
     def _files(self) -> list[Path]:
-        return [path for path in Path.cwd().iterdir() if path != self._temporary]
+        return [path for path in Path.cwd().iterdir() if path not in self._before]
 
     def _children(self) -> list[psutil.Process]:
         """Return the processes of the environment."""
