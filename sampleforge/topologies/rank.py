@@ -19,7 +19,6 @@ from sampleforge.topologies.graph import Node
 from sampleforge.topologies.learner_maker import LearnerMaker
 from sampleforge.topologies.rank_actor import RankContext, rank_actor, rank_preemption
 from sampleforge.topologies.ranks_plan import slot_shape
-from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember, Membership
 from sampleforge.workers.learner import LearnerSettings
@@ -43,7 +42,7 @@ def add_rank(
         weights = initial_weights(context.new_model, context.policy.start)
     exchange = SlotExchange(slots, [post.wakeup], [post.wakeup])
     envs = env_makers(
-        rank, config, plan, context.policy.start, context.group_epoch.life, graph.hooks.tasks
+        rank, config, plan, context.policy.start, context.restart.epoch.life, graph.hooks.tasks
     )
     if config.variable_experience:
         envs = in_threads(envs, post.wakeup)
@@ -70,7 +69,7 @@ def add_rank(
         worker,
         post,
         placement,
-        RestartInGroup(context.group_epoch),
+        context.restart,
         envs,
         in_checkpoint=rank == 0 and context.snapshot is None,
     )
@@ -84,7 +83,7 @@ def _group_member(
     membership = Membership(
         join.rank,
         join.join,
-        context.group_epoch,
+        context.restart.epoch,
         context.graph.stop,
         context.graph.counters,
         settings.post.row - join.rank,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sampleforge.data.rollout_queue import RolloutQueue, sender
-from sampleforge.peers.boards import Board, GroupEpoch
+from sampleforge.peers.boards import Board
 from sampleforge.peers.group import Rendezvous
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
@@ -17,6 +17,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import MakeEnv, NetworkMaker, PolicySeeds, acting_maker
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.ranks_plan import acts_on_device, with_room
+from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.actor import ActorWorker
@@ -42,7 +43,7 @@ class RankContext:
     policy: PolicyStart
     episodes: Episodes
     board: Board
-    group_epoch: GroupEpoch
+    restart: RestartInGroup
     rows: Sequence[int]
     snapshot: StateSnapshot | None = None
     metrics_sync: MetricsSync | None = None
@@ -88,7 +89,7 @@ def rank_actor(
         context.new_model,
         weights,
         plan,
-        PolicySeeds(rank, context.policy.start, context.group_epoch.life),
+        PolicySeeds(rank, context.policy.start, context.restart.epoch.life),
         context.graph.progress,
         device=plan.device if on_device else None,
     )

@@ -27,6 +27,7 @@ from sampleforge.topologies.learner_maker import gradient_bytes, new_state
 from sampleforge.topologies.rank import add_rank
 from sampleforge.topologies.rank_actor import RankContext
 from sampleforge.topologies.ranks_plan import acts_on_device, slot_shape
+from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
@@ -65,7 +66,7 @@ def wire_ranks(
         policy,
         episodes,
         RolloutBoard(ranks),
-        GroupEpoch(config.max_rank_restarts, ranks),
+        RestartInGroup(GroupEpoch(config.max_rank_restarts, ranks)),
         [graph.new_row() for _ in range(ranks)],
         snapshot=snapshot,
         recorded=queue,
@@ -170,7 +171,8 @@ def wire_world(
         policy,
         played,
         board,
-        GroupEpoch(0, world.size),  # no rank is replaced alone: torchrun restarts all of them
+        # No rank is replaced alone: torchrun restarts all of them.
+        RestartInGroup(GroupEpoch(0, world.size)),
         [graph.new_row() for _ in range(world.size)],
         metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
     )

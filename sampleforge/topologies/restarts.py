@@ -41,18 +41,18 @@ class RestartInGroup(RestartRule):
     rule. ``members``: their name in messages."""
 
     def __init__(self, epoch: GroupEpoch, members: str = "ranks") -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._members = members
         self._told = 0
 
     def begin_next_life(self) -> str | None:
-        if not self._epoch.begin():
+        if not self.epoch.begin():
             return None
-        return f"{self._epoch.generation} of {self._epoch.limit} times"
+        return f"{self.epoch.generation} of {self.epoch.limit} times"
 
     def news(self) -> str | None:
         """Return from which update the group goes on, once all members have joined."""
-        resumed = self._epoch.resumed
+        resumed = self.epoch.resumed
         if resumed.number <= self._told:
             return None
         self._told = resumed.number

@@ -297,6 +297,7 @@ def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
     assert run.returncode == 143
     assert f"rank {victim} was ended by signal SIGKILL" in shown
     assert "it is restarted (1 of 3 times)" in shown
+    assert shown.count("the ranks go on from update") == 1
     assert summary_of(tmp_path)["restarts"] == 1
 
 
