@@ -4,9 +4,11 @@ asked of the driver's own library (NVML), which needs no package and no CUDA con
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +23,8 @@ from sampleforge.workers.config import LearnersConfig
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
     from sampleforge.topologies.registry import AnyPlan
+
+log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
 SUCCESS = 0
@@ -46,19 +50,34 @@ class _Memory(ctypes.Structure):
     )
 
 
+@cache
+def _nvml() -> ctypes.CDLL | None:
+    """Return the driver's library; None, with a warning once, where it cannot be used."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        code = int(library.nvmlInit_v2())
+        problem = "" if code == SUCCESS else f"nvmlInit failed with code {code}"
+    except (OSError, AttributeError) as error:
+        problem = str(error)
+    if not problem:
+        return library
+    log.warning(
+        "No load and memory of the GPUs: the driver's library %s cannot be used (%s); in a "
+        "container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        LIBRARY,
+        problem,
+    )
+    return None
+
+
 class Gpus:
     """The GPUs of CUDA's device numbers ``devices``; those that the driver does not know are left
     out, all of them without NVML."""
 
     def __init__(self, devices: list[int]) -> None:
         self._handles: dict[int, ctypes.c_void_p] = {}
-        try:
-            self._nvml = ctypes.CDLL(LIBRARY)
-            if self._nvml.nvmlInit_v2() != SUCCESS:
-                return
-        except (OSError, AttributeError):
-            return
-        for device in devices:
+        self._nvml = _nvml() if devices else None
+        for device in devices if self._nvml is not None else ():
             handle = self._handle(device)
             if handle is not None:
                 self._handles[device] = handle
@@ -66,6 +85,7 @@ class Gpus:
     def _handle(self, device: int) -> ctypes.c_void_p | None:
         """Return NVML's handle of CUDA's device number ``device``, which counts the devices in
         CUDA_VISIBLE_DEVICES: numbers, or identifiers such as GPU-8932f937-...; else None."""
+        assert self._nvml is not None
         handle, visible = ctypes.c_void_p(), os.environ.get("CUDA_VISIBLE_DEVICES")
         name = str(device)
         if visible is not None:
@@ -83,6 +103,7 @@ class Gpus:
         """Return the present use of each GPU by its device number."""
         uses = {}
         for device, handle in self._handles.items():
+            assert self._nvml is not None
             memory, load = _Memory(), _Utilization()
             if self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != SUCCESS:
                 continue
@@ -91,6 +112,22 @@ class Gpus:
         return uses
 
 
+def mean_use(uses: Sequence[dict[int, GpuUse]]) -> dict[int, GpuUse]:
+    """Return the use of each GPU over several moments: the mean of its load, as far as the driver
+    tells it, and the most memory."""
+    found: dict[int, list[GpuUse]] = {}
+    for each in uses:
+        for device, use in each.items():
+            found.setdefault(device, []).append(use)
+    means = {}
+    for device, several in found.items():
+        told = [use.percent for use in several if use.percent is not None]
+        percent = sum(told) / len(told) if told else None
+        means[device] = GpuUse(percent, max(use.memory for use in several))
+    return means
+
+
+NO_GPUS = Gpus([])
 MIB = float(1 << 20)
 LEAST_S = 0.5
 """Shortest time between two measurements, in seconds: rates over less say nothing, and each takes
@@ -102,8 +139,7 @@ class SystemMetrics(Callback):
     CUDA's numbers of the devices in use."""
 
     def __init__(self, gpus: Iterable[int] = ()) -> None:
-        devices = sorted(set(gpus))
-        self._gpus = Gpus(devices) if devices else None
+        self._gpus = Gpus(sorted(set(gpus)))
         self._cpu_s: dict[int, float] = {}
         self._at = monotonic()
         self._scalars: dict[str, float] = {}
@@ -146,7 +182,7 @@ class SystemMetrics(Callback):
 
     def _gpu_scalars(self) -> dict[str, float]:
         figures: dict[str, float] = {}
-        for device, use in ({} if self._gpus is None else self._gpus.use()).items():
+        for device, use in self._gpus.use().items():
             if use.percent is not None:
                 figures[f"system_gpu{device}_percent"] = use.percent
             figures[f"system_gpu{device}_memory_mib"] = use.memory / MIB

@@ -3,7 +3,7 @@ which is the bottleneck and the flags to try, by rules on the table and the queu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -142,6 +142,8 @@ EMPTY = 0.1
 """Mean fraction of free slots below which actors count as waiting for slots."""
 BUSY = 0.7
 """Fraction of its time from which on a policy worker or a replay worker counts as busy."""
+GPU_FULL = 90.0
+"""Percent of the time in which a GPU computes from which on it has no time for more workers."""
 IDLE_CORES = 0.25
 """Fraction of the cores' time that must be unused before more processes are advised."""
 
@@ -286,13 +288,28 @@ def verdict(
     idle_cores: float,
     context: BenchmarkContext,
     warnings: tuple[str, ...] = (),
+    gpu: float | None = None,
 ) -> Verdict:
     """Return the verdict on a stage ``table``. ``free``: mean fraction of free slots;
-    ``idle_cores``: mean number of idle cores; ``warnings`` are part of the result."""
+    ``idle_cores``: mean number of idle cores; ``warnings`` are part of the result; ``gpu``: percent
+    of the time in which the busiest GPU of the run computes (None: it has none, or the driver does
+    not tell)."""
     share = {stage.name: stage.share for stage in table}
     us = {stage.name: stage.us for stage in table}
     stage, reason = _limit(share, us, free, context)
-    return Verdict(stage, reason, _flags(stage, idle_cores, context), warnings)
+    if gpu is not None:
+        reason += f"; the GPU computes {gpu:.0f}% of the time"
+    return Verdict(stage, reason, _flags(stage, idle_cores, context, gpu or 0.0), warnings)
+
+
+def gpu_load(percents: Iterable[float | None]) -> float | None:
+    """Return the load of the busiest GPU; None if none is known."""
+    return max((percent for percent in percents if percent is not None), default=None)
+
+
+def policy_busy(table: Sequence[StageTime]) -> float | None:
+    """Return the fraction of their time in which policy workers infer; None without any."""
+    return next((1 - stage.share for stage in table if stage.name == "policy idle"), None)
 
 
 def _limit(
@@ -346,9 +363,10 @@ def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
     return max((name for name in names if name in figures), key=lambda name: figures[name])
 
 
-def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[str, ...]:
+def _flags(stage: str, idle_cores: float, context: BenchmarkContext, gpu: float) -> tuple[str, ...]:
     """Return the flags to try against a bottleneck, best first; empty if only more cores or a
     faster simulator would help."""
+    serves = context.inference != "inline" and context.device != "cpu"
     spare = idle_cores > IDLE_CORES * context.cores
     cpu = context.device == "cpu"
     more_envs = f"--num-envs-per-worker {2 * context.num_envs_per_worker}"
@@ -368,7 +386,10 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[st
         "gather": [(to_inline, "--inference inline"), (several, more_envs)],
         "forward": [
             (bf16, "--precision bf16"),
-            (not inline and not cpu, f"--num-policy-workers {context.num_policy_workers + 1}"),
+            (
+                serves and gpu < GPU_FULL,
+                f"--num-policy-workers {context.num_policy_workers + 1}",
+            ),
             (not inline and cpu, "--inference inline"),
             (inline and spare, more_workers),
             (several, more_envs),

@@ -16,7 +16,15 @@ import numpy.typing as npt
 import psutil
 
 from sampleforge.run.callback import Callback
-from sampleforge.run.reports.verdict import BenchmarkContext, Verdict, roles_of, stages, verdict
+from sampleforge.run.reports.system import NO_GPUS, Gpus, gpus_of
+from sampleforge.run.reports.verdict import (
+    BenchmarkContext,
+    Verdict,
+    gpu_load,
+    roles_of,
+    stages,
+    verdict,
+)
 from sampleforge.runtime.processes import available_cores, is_stopped
 from sampleforge.topologies.graph import COUNTERS, Graph, Node, Role
 from sampleforge.topologies.sampler_plan import SamplerPlan
@@ -103,11 +111,15 @@ class RunWatch(Callback):
     `look`, which takes about a millisecond. Writes it to workers.json: at each report, and every
     second before the first one; not in benchmark mode. Every session has one.
 
-    ``context``: None for a run that only learns, which nothing but the learner can limit.
+    ``context``: None for a run that only learns, which nothing but the learner can limit. ``gpus``:
+    those of the run.
     ``state``: as it was judged last, without workers before that."""
 
-    def __init__(self, graph: Graph, context: BenchmarkContext | None) -> None:
+    def __init__(
+        self, graph: Graph, context: BenchmarkContext | None, gpus: Gpus = NO_GPUS
+    ) -> None:
         self._graph = graph
+        self._gpus = gpus
         # Where experience is dropped, the learner only answers the driver and counts nothing.
         only_samples = context is not None and context.sampler_only
         self._nodes = [n for n in graph.nodes if not (only_samples and n.role == "learner")]
@@ -128,7 +140,8 @@ class RunWatch(Callback):
         plan, context = session.plan, None
         if isinstance(plan, SamplerPlan):
             context = BenchmarkContext.of(session.resolved, plan, session.spec, session.graph)
-        return cls(session.graph, context)
+        gpus = Gpus(sorted(gpus_of(session.resolved, plan)))
+        return cls(session.graph, context, gpus)
 
     def on_start(self, session: Session) -> None:
         self._look(session)
@@ -188,7 +201,8 @@ class RunWatch(Callback):
         if not (counted["learn_s"].sum() or context.sampler_only):
             return None
         table = stages(counted, self._roles, seconds)
-        return verdict(table, mean_fill(self._graph)[0], idle / seconds, context)
+        gpu = gpu_load(use.percent for use in self._gpus.use().values())
+        return verdict(table, mean_fill(self._graph)[0], idle / seconds, context, gpu=gpu)
 
     def _judge(
         self,

@@ -17,7 +17,15 @@ import numpy.typing as npt
 
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.vector import EnvVector, own_outputs
-from sampleforge.run.reports.verdict import BenchmarkContext, roles_of, stages, verdict
+from sampleforge.run.reports.system import MIB, NO_GPUS, Gpus, gpus_of
+from sampleforge.run.reports.verdict import (
+    BenchmarkContext,
+    gpu_load,
+    policy_busy,
+    roles_of,
+    stages,
+    verdict,
+)
 from sampleforge.run.session import Session
 from sampleforge.runners.base import Runner
 from sampleforge.shared.counters import Counters
@@ -55,7 +63,10 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
     config = session.config
     assert not isinstance(session.plan, StoredPlan), "its config refuses benchmarks"
     context = BenchmarkContext.of(config, session.plan, session.spec, session.graph)
-    benchmark = Benchmark(session.graph, context, config.benchmark_seconds, tick, session.message)
+    gpus = Gpus(sorted(gpus_of(config, session.plan)))
+    benchmark = Benchmark(
+        session.graph, context, config.benchmark_seconds, tick, session.message, gpus
+    )
     if config.benchmark_peak:
         alone = benchmark.simulators()
         with session.ending_on_error():
@@ -69,7 +80,7 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
 
 class Benchmark:
     """One benchmark of a wired graph. ``tick`` is called several times a second and returns whether
-    to continue; ``log`` takes a message for the user and its level."""
+    to continue; ``log`` takes a message for the user and its level; ``gpus``: those of the run."""
 
     def __init__(
         self,
@@ -78,8 +89,10 @@ class Benchmark:
         seconds: float,
         tick: Callable[[], bool],
         log: Callable[..., None],
+        gpus: Gpus = NO_GPUS,
     ) -> None:
         self._graph = graph
+        self._gpus = gpus
         self._context = context
         self._seconds = seconds
         self._tick = tick
@@ -134,6 +147,7 @@ class Benchmark:
                 runner,
                 self._seconds,
                 self._check,
+                self._gpus,
                 whole_batches=learning and self._context.synchronous,
             )
         except Interrupted:
@@ -179,7 +193,14 @@ class Benchmark:
         """Return the values of benchmark.json."""
         context, peak = self._context, self._peak
         table = stages(window.counted, roles_of(self._graph), window.seconds)
-        judged = verdict(table, window.free, window.idle_cores, context, self._warnings(window))
+        judged = verdict(
+            table,
+            window.free,
+            window.idle_cores,
+            context,
+            self._warnings(window),
+            gpu_load(use.percent for use in window.gpus.values()),
+        )
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         exchange = self._graph.groups[0].exchange
         assert exchange is not None, "without actors there is nothing to measure"
@@ -202,6 +223,11 @@ class Benchmark:
             "busy_cores": window.busy,
             "idle_cores": window.idle_cores,
             "others_cores": max(0.0, context.cores - sum(window.busy.values()) - window.idle_cores),
+            "gpus": {
+                str(device): {"percent": use.percent, "memory_mib": use.memory / MIB}
+                for device, use in window.gpus.items()
+            },
+            "policy_busy": policy_busy(table),
             "verdict": dataclasses.asdict(judged),
             "setting": dataclasses.asdict(context),
         }

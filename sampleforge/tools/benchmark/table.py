@@ -10,8 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sampleforge.run.reports.system import MIB
 from sampleforge.run.reports.verdict import CHANGES_LEARNING
 from sampleforge.run.screen.progress import number
+from sampleforge.runtime.machine import human_bytes
 
 WIDTH = 100
 OTHERS = 0.15
@@ -103,6 +105,12 @@ def _lines(result: dict[str, Any]) -> Iterable[str]:
     total, others = sum(result["busy_cores"].values()), result["others_cores"]
     yield f"cores used {total:.2f} of {setting['cores']}: {busy}"
     yield f"           {result['idle_cores']:.2f} idle, {others:.2f} used by other programs"
+    policy = "" if result["policy_busy"] is None else f"{result['policy_busy']:.0%}"
+    for device, use in result["gpus"].items():
+        load = "" if use["percent"] is None else f"computes {use['percent']:.0f}% of the time, "
+        beside = f"; policy workers are busy {policy} of their time" if policy else ""
+        memory = human_bytes(use["memory_mib"] * MIB)
+        yield f"GPU {device:<7}{load}{memory} of its memory in use{beside}"
     if others > OTHERS * setting["cores"]:
         yield f"           {OTHERS_WARNING}"
     verdict = result["verdict"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from sampleforge.run.reports.system import NO_GPUS, Gpus, GpuUse, mean_use
 from sampleforge.run.reports.workers import idle_s, mean_fill
 from sampleforge.runners.base import Runner
 from sampleforge.topologies.graph import COUNTERS, Graph
@@ -43,7 +44,7 @@ class Window:
     ``busy``: processor seconds per second of each process; ``idle_cores``: mean number of idle
     cores among those that the run may use; ``lag``: mean and maximum of the policy lag, in versions
     and in updates of a batch, None without a learner; ``stale``: fraction of the rows that were too
-    old to learn from."""
+    old to learn from; ``gpus``: the use of each GPU by its device number, over all programs."""
 
     seconds: float
     counted: dict[str, npt.NDArray[np.float64]]
@@ -53,6 +54,7 @@ class Window:
     idle_cores: float
     lag: dict[str, float | None]
     stale: float = 0.0
+    gpus: dict[int, GpuUse] = field(default_factory=dict)
 
     def rate(self, name: str) -> float:
         """Return a counter's increase per second, over all workers."""
@@ -69,11 +71,12 @@ def measure(
     runner: Runner,
     seconds: float,
     check: Callable[[], None],
+    gpus: Gpus = NO_GPUS,
     *,
     whole_batches: bool = False,
 ) -> Window:
     """Measure the running ``graph`` for ``seconds``. ``check`` is called at every sample and may
-    raise. Raises WorkerDied if a worker dies.
+    raise. ``gpus``: those of the run. Raises WorkerDied if a worker dies.
 
     ``whole_batches``: begin at the end of a batch and continue until the first end of a batch after
     ``seconds``. If sampling and learning take turns, any other span would hold too much of one of
@@ -86,12 +89,13 @@ def measure(
     processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
     before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
     idle = idle_s()
-    begun, sampled_at, fills = monotonic(), 0.0, []
+    begun, sampled_at, fills, uses = monotonic(), 0.0, [], []
     while monotonic() < begun + seconds:
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
         if monotonic() >= sampled_at + TICK:
             sampled_at = monotonic()
             fills.append(mean_fill(graph))
+            uses.append(gpus.use())
             check()
     if whole_batches:
         _wait_for_batch_end(graph, runner, check)
@@ -113,6 +117,7 @@ def measure(
             "batches_max": learned.get("policy_lag_batches_max"),
         },
         stale=learned.get("stale_steps", 0.0) / max(1.0, learned.get("valid_steps", 0.0)),
+        gpus=mean_use(uses),
     )
 
 

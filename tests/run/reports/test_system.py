@@ -13,7 +13,7 @@ import pytest
 
 from sampleforge.api import Trainer
 from sampleforge.run.reports import system
-from sampleforge.run.reports.system import LEAST_S, Gpus, GpuUse, SystemMetrics
+from sampleforge.run.reports.system import LEAST_S, Gpus, GpuUse, SystemMetrics, _nvml, mean_use
 from sampleforge.topologies.config import AppoConfig
 
 
@@ -99,6 +99,7 @@ class FakeNvml:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    _nvml.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -124,9 +125,22 @@ def test_the_figures_are_metrics_named_by_the_device(nvml: None) -> None:
     }
 
 
-def test_without_the_library_there_are_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_use_over_a_time_is_the_mean_load_and_the_most_memory() -> None:
+    moments = [{0: GpuUse(10.0, 5), 1: GpuUse(None, 1)}, {}, {0: GpuUse(40.0, 3)}]
+    assert mean_use(moments) == {0: GpuUse(25.0, 5), 1: GpuUse(None, 1)}
+
+
+def test_without_the_library_there_are_no_figures_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def missing(name: str) -> Any:
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
+    _nvml.cache_clear()
+    assert Gpus([]).use() == {} and not caplog.messages, "a run on the CPU needs no library"
     assert Gpus([0]).use() == {}
+    assert SystemMetrics([1])._gpus.use() == {}
+    (said,) = caplog.messages
+    assert "libnvidia-ml.so.1" in said and "NVIDIA_DRIVER_CAPABILITIES" in said
+    _nvml.cache_clear()

@@ -15,7 +15,7 @@ from sampleforge.run.reports.verdict import BenchmarkContext, Roles, stages, ver
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
 from sampleforge.tools.benchmark.benchmark import RandomActions
-from sampleforge.tools.benchmark.table import WIDTH
+from sampleforge.tools.benchmark.table import WIDTH, render
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from tests.support.graphs import build
@@ -125,11 +125,11 @@ def test_the_time_that_ranks_wait_for_each_other_does_not_count_as_learning() ->
 # ---- verdict ----
 
 
-def judge(free: float = 0.5, idle: float = 0.0, roles=None, columns=None, **setting):
+def judge(free: float = 0.5, idle: float = 0.0, roles=None, columns=None, gpu=None, **setting):
     """The verdict on INLINE with the given changes (column -> values)."""
     rows = {**INLINE, **(columns or {})}
     found = stages(counted(**rows), roles or Roles([0, 1], [], [2]), 10.0)
-    return verdict(found, free, idle, dataclasses.replace(SETTING, **setting))
+    return verdict(found, free, idle, dataclasses.replace(SETTING, **setting), gpu=gpu)
 
 
 BEHIND = {"wait_s": [4.0, 4.0, 0.1], "step_s": [6.0, 6.0, 0], "infer_s": [1.0, 1.0, 0]}
@@ -179,7 +179,7 @@ def test_without_a_learner_the_largest_of_the_actors_stages_limits() -> None:
     assert found.flags == ("--num-envs-per-worker 64", "--num-splits 1")
 
 
-def remote(**columns: list[float]):
+def remote(gpu: float | None = None, device: str = "cpu", **columns: list[float]):
     """Two actors, a policy worker, a learner that waits."""
     rows = {
         "env_steps": [500_000, 500_000, 0, 0],
@@ -191,7 +191,8 @@ def remote(**columns: list[float]):
         **{name: [0.0] * 4 for name in ("batch_s", "learn_s", "publish_s")},
     }
     roles = Roles([0, 1], [2], [3])
-    return judge(roles=roles, columns={**rows, **columns}, inference="worker", num_policy_workers=1)
+    served: dict[str, Any] = {"inference": "worker", "num_policy_workers": 1, "device": device}
+    return judge(roles=roles, columns={**rows, **columns}, gpu=gpu, **served)
 
 
 def test_idle_policy_workers_and_waiting_actors_mean_the_hand_over_limits() -> None:
@@ -203,6 +204,17 @@ def test_idle_policy_workers_and_waiting_actors_mean_the_hand_over_limits() -> N
 def test_busy_policy_workers_limit_by_their_forward_pass() -> None:
     found = remote(infer_s=[0.1, 0.1, 9.0, 0], wait_s=[7.0, 7.0, 1.0, 9.0])
     assert found.bottleneck == "forward" and "policy workers are busy 90%" in found.reason
+
+
+def test_another_policy_worker_is_advised_only_while_the_gpu_has_time_for_it() -> None:
+    busy = {"infer_s": [0.1, 0.1, 9.0, 0], "wait_s": [7.0, 7.0, 1.0, 9.0]}
+    for gpu, said in ((None, False), (35.0, True)):
+        found = remote(gpu, "cuda", **busy)
+        assert "--num-policy-workers 2" in found.flags
+        assert ("the GPU computes 35% of the time" in found.reason) == said
+    full = remote(97.0, "cuda", **busy)
+    assert full.bottleneck == "forward" and "the GPU computes 97%" in full.reason
+    assert not any("--num-policy-workers" in flag for flag in full.flags)
 
 
 def test_in_synchronous_mode_sampling_and_learning_take_turns() -> None:
@@ -294,6 +306,11 @@ def test_a_serial_benchmark_reports_and_trains_nothing_to_keep(tmp_path) -> None
     train(config)
     result = json.loads((tmp_path / "benchmark.json").read_text())
     check_result(result)
+    assert result["gpus"] == {} and result["policy_busy"] is None
+    used = {"0": {"percent": 63.4, "memory_mib": 2048.0}, "1": {"percent": None, "memory_mib": 1.0}}
+    shown = render({**result, "gpus": used, "policy_busy": 0.97})
+    assert "GPU 0      computes 63% of the time, 2 GiB of its memory in use; policy" in shown
+    assert "GPU 1      1 MiB of its memory in use" in shown
     # In turn, and measured from the end of a batch to the end of another; the steps after an
     # episode's end are not trained on.
     assert 0.85 < result["trained_per_s"] / result["sampled_per_s"] <= 1.0
