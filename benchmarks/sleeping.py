@@ -2,10 +2,13 @@
 
     taskset -c 0,1 python benchmarks/sleeping.py
     taskset -c 0,1 python benchmarks/sleeping.py --only ranks stragglers --seconds 20
+    python benchmarks/sleeping.py --only beside --seconds 20
 
 Of the sampler alone (real processes, --sampler-only, the stage times of --benchmark): ``actors``,
 the env steps per second over their number; ``rows``, the own cost of an env step over the env rows
-of an actor; ``memory`` private to an actor. Of DD-PPO, which learns meanwhile: ``ranks``, the env
+of an actor; ``memory`` private to an actor. ``beside``: what driver and learner, or ranks, of a run
+that learns cost per env step, in processor time, over the number of actors or ranks; other programs
+change that little. Of DD-PPO, which learns meanwhile: ``ranks``, the env
 steps per second over their number; ``stragglers``, what pre-emption recovers where ranks need
 uneven times.
 """
@@ -165,6 +168,70 @@ def over_actors(seconds: float) -> None:
             rows.append([inference, str(actors), *cells])
     print(f"\nOver actors, {SLEEP_S * 1e3:g} ms per env step:\n")
     print(table(["inference", "actors", "env steps/s", "efficiency", "cores used"], rows))
+
+
+MANY = {"appo": (16, 64, 128), "ddppo": (8, 32)}
+"""Algorithm -> numbers of actors or ranks of `beside`, each with one env row."""
+
+
+def beside(seconds: float, step_s: float) -> None:
+    """Processor time of each role: until all work, and per env step after that."""
+    rows = []
+    for algo, numbers in MANY.items():
+        for number in numbers:
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append([algo, str(number), *of_many(algo, number, seconds, step_s, folder)])
+    print(f"\nProcessor time beside env steps of {step_s * 1e3:g} ms; per env step in us:\n")
+    header = ["start, s", "start, s of a core", "env steps/s", "driver", "learner", "actors, ranks"]
+    print(table(["", "actors, ranks", *header], rows))
+
+
+def of_many(algo: str, number: int, seconds: float, step_s: float, folder: str) -> list[str]:
+    from sampleforge.api import Trainer
+    from sampleforge.topologies.config import AppoConfig, DdppoConfig
+
+    common: dict[str, Any] = dict(
+        env="benchmarks.sleeping:IdleEnv",
+        env_kwargs={"seconds": step_s},
+        num_envs_per_worker=1,
+        rollout=10,
+        model=MODEL,
+        device="cpu",
+        report_interval=1.0,
+        train_for_seconds=3600,
+        run_dir=folder,
+        seed=1,
+        quiet=True,
+    )
+    config = (
+        AppoConfig(num_workers=number, num_splits=1, async_rl=True, batch_size=320, **common)
+        if algo == "appo"
+        else DdppoConfig(num_ranks=number, minibatch_size=10, num_epochs=1, **common)
+    )
+
+    def used() -> dict[str, float]:
+        roles = {"driver": [psutil.Process()]}
+        roles |= {role: processes(role) for role in ("actor", "learner", "rank")}
+        times = {role: [each.cpu_times() for each in of] for role, of in roles.items()}
+        return {role: sum(t.user + t.system for t in of) for role, of in times.items()}
+
+    begun, before = time.monotonic(), used()
+    ready: tuple[float, dict[str, float], float] | None = None
+    with contextlib.redirect_stdout(io.StringIO()), Trainer(config) as trainer:
+        for report in trainer:
+            steps = report["env_steps"]
+            if ready is None and steps >= 30 * number and report["updates"] >= 2:
+                ready = time.monotonic(), used(), steps
+            elif ready is not None and time.monotonic() - ready[0] >= seconds:
+                (at, then, first), now = ready, used()
+                start = sum(then.values()) - before["driver"]
+                each = [(now[r] - then[r]) / (steps - first) * 1e6 for r in ("driver", "learner")]
+                own = (now["actor"] + now["rank"] - then["actor"] - then["rank"]) / (steps - first)
+                rate = (steps - first) / (time.monotonic() - at)
+                learner = f"{each[1]:.0f}" if algo == "appo" else ""
+                cells = [f"{at - begun:.1f}", f"{start:.1f}", f"{rate:.0f}", f"{each[0]:.0f}"]
+                return [*cells, learner, f"{own * 1e6:.0f}"]
+    raise AssertionError("it is stopped by time only")
 
 
 def over_rows(seconds: float, repeats: int) -> None:
@@ -355,7 +422,7 @@ def stragglers(seconds: float, repeats: int, step_s: float) -> None:
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parts = ["actors", "rows", "memory", "ranks", "stragglers"]
+    parts = ["actors", "rows", "memory", "beside", "ranks", "stragglers"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3, help="of those over rows and of ranks")
@@ -371,6 +438,7 @@ def main() -> None:
         "actors": lambda: over_actors(args.seconds),
         "rows": lambda: over_rows(args.seconds, args.repeats),
         "memory": lambda: memory(args.seconds),
+        "beside": lambda: beside(args.seconds, args.step_ms / 1e3),
         "ranks": lambda: over_ranks(*each),
         "stragglers": lambda: stragglers(*each),
     }
