@@ -12,8 +12,8 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -84,12 +84,24 @@ def load_plugins() -> None:
             continue
         is_root = entry.name.startswith("__") and entry.name.endswith("__")
         try:
-            with making(), nullcontext() if is_root else registration.namespace(entry.name):
+            with making(), nullcontext() if is_root else _namespace(entry.name):
                 loaded = entry.load()
                 if callable(loaded):
                     loaded()
         except Exception as error:
             log.warning("%s of the entry points %s failed: %r", entry.value, PLUGINS, error)
+
+
+@contextmanager
+def _namespace(name: str) -> Iterator[None]:
+    """Register ids in a namespace. gymnasium's own context stays in it after an error, so that all
+    that is registered later would be in the namespace of a package that fails."""
+    before = registration.current_namespace
+    registration.current_namespace = name
+    try:
+        yield
+    finally:
+        registration.current_namespace = before
 
 
 def known_ids() -> list[str]:

@@ -369,9 +369,14 @@ def test_an_id_of_a_bundled_family_may_name_its_module_too() -> None:
 
 
 def test_ids_of_gymnasiums_entry_points_are_found(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: str,
+    registered: Register,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An installed package that registers its ids in a function, and one that fails to."""
+    """An installed package that registers its ids in a function, and one that fails to, in whose
+    namespace later ids are not."""
     (tmp_path / "plugged.py").write_text(
         "def register():\n"
         "    import gymnasium as gym\n"
@@ -391,6 +396,8 @@ def test_ids_of_gymnasiums_entry_points_are_found(
             vector(name).close()
             assert name in registry.known_ids()
         assert "plugged:nothing of the entry points gymnasium.envs failed" in caplog.text
+        registered("Later-v0", not_an_env)
+        assert "Later-v0" in gym.registry
     finally:
         registry.load_plugins.cache_clear()
 
