@@ -136,3 +136,10 @@ def test_misplaced_modules_are_found(module: str, wrong: bool) -> None:
 )
 def test_imports_of_test_modules_are_found(text: str, found: list[str]) -> None:
     assert foreign_tests("tests.algorithms.test_dqn", text) == found
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    """Else setuptools leaves it out of the wheel, and only a checkout has it."""
+    folders = {module.parent for module in PACKAGE.rglob("*.py")}
+    without = [str(f.relative_to(REPO)) for f in folders if not (f / "__init__.py").is_file()]
+    assert not without
