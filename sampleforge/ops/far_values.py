@@ -48,6 +48,10 @@ UNUSUAL = 300.0
 """The first reward of an environment that is so many typical sizes counts like a far one. Further
 ones are taken as they are, and so is one whose step terminates the episode: what an environment
 gives again is meant, and what ends an episode is its goal, or a failure."""
+FEW = 10
+"""Where fewer rewards were of one sign, and fewer values were among all rewards, none of this sign
+is unusual, and `FIRST_FAR` holds for it: small constant costs of the time say nothing about the
+size of what can be won."""
 HORIZON = 100_000
 """Number of values that a typical size covers; older ones fade. So it follows a real change of
 scale, by steps that grow geometrically: each far value raises the mean square by its share of
@@ -91,7 +95,7 @@ class TypicalSize:
         limit = sizes * sizes * self._squares
         if not squares * self._count <= limit:
             return False
-        self._add(squares, values.size)
+        self.add(squares, values.size)
         return True
 
     def begin(self, values: Array) -> None:
@@ -101,21 +105,26 @@ class TypicalSize:
             self._count = 1.0
             self._squares = float(np.quantile(np.abs(some.astype(np.float64)), 0.25)) ** 2
 
-    def bound(self, values: Array, others: Array | None = None) -> Array:
+    def bound(
+        self, values: Array, others: Array | None = None, spared: Array | None = None
+    ) -> Array:
         """Replace far ones among ``values``, floats of any shape that are finite, by `COUNTS_AS`
         typical sizes, in place, and count all; return which ones were replaced, bool. So are
-        ``others``, bool, as well."""
+        ``others``, bool, as well; for those that are ``spared``, bool, `FIRST_FAR` holds."""
         self.begin(values)
         far: Array = np.abs(values) > np.float64(self.limit)
+        if spared is not None:
+            far &= ~spared | (np.abs(values) > np.float64(FIRST_FAR * self.size))
         if others is not None:
             far |= others
         if far.any():
             values[far] = np.sign(values[far]) * COUNTS_AS * self.size
         flat = values.astype(np.float64).reshape(-1)
-        self._add(float(flat @ flat), flat.size)
+        self.add(float(flat @ flat), flat.size)
         return far
 
-    def _add(self, squares: float, count: int) -> None:
+    def add(self, squares: float, count: int) -> None:
+        """Count so many values, given the sum of their squares."""
         self._squares += squares
         self._count += count
         if self._count > HORIZON:
@@ -132,30 +141,83 @@ class FarFound(NamedTuple):
     value: float
 
 
+class Unusual:
+    """Which of ``rows`` env rows have given an unusual reward (`UNUSUAL`), and the typical sizes of
+    gains and of losses."""
+
+    def __init__(self, rows: int) -> None:
+        self._had = np.zeros(rows, np.bool_)
+        self._sizes = {1: TypicalSize(few=0), -1: TypicalSize(few=0)}
+        self._numbers = {1: 0, -1: 0}
+        self._values: set[float] = set()
+
+    def count(self, given: Array) -> None:
+        """Count rewards [N] that are not 0, none of which is far."""
+        low, high = float(given.min()), float(given.max())
+        if len(self._values) < FEW:
+            self._values |= {low, high}
+        for sign, typical in self._sizes.items():
+            if sign * (high if sign > 0 else low) <= 0:
+                continue
+            own, number = given, given.size
+            if low * high < 0:  # arithmetic is faster than a selection
+                own = np.maximum(given, 0) if sign > 0 else np.minimum(given, 0)
+                number = int(np.count_nonzero(own))
+            self._numbers[sign] += number
+            typical.add(float(np.vdot(own, own)), number)
+
+    def spared(self, given: Array) -> Array:
+        """Count rewards [N] that are not 0; return which ones are usual among those of their sign,
+        or of a sign that nothing is known of yet (`FEW`), bool."""
+        spared = np.zeros(given.shape, np.bool_)
+        for sign, typical in self._sizes.items():
+            own = np.sign(given) == sign
+            values = given[own]
+            typical.begin(values)
+            usual = np.abs(values) <= np.float64(UNUSUAL * typical.size)
+            self._numbers[sign] += int(np.count_nonzero(usual))
+            if len(self._values) < FEW:
+                self._values |= {*np.unique(values[usual])[:FEW].tolist()}
+            spared[own] = usual if self._numbers[sign] >= FEW else len(self._values) < FEW
+            typical.bound(values)
+        return spared
+
+    def first(self, unusual: Array) -> Array:
+        """Return the first of the ``unusual`` rewards, bool [T, rows], of each row that had none
+        before."""
+        first: Array = unusual & (unusual.cumsum(0) == 1) & ~self._had
+        self._had |= unusual.any(0)
+        return first
+
+
 def bound_rewards(
     typical: TypicalSize,
     reward: Array,
     terminated: Array | None = None,
-    had_unusual: Array | None = None,
+    seen: Unusual | None = None,
 ) -> FarFound | None:
     """Replace far rewards in place, in an array of any shape; return them, or None if there are
     none. The typical size is that of the rewards that are not 0, however rare.
 
-    ``had_unusual`` (bool [rows], written): which rows of ``reward`` [T, rows] have given one of
-    more than `UNUSUAL` typical sizes where the episode has not ``terminated`` (bool [T, rows]). The
-    first one of each row is replaced, too."""
+    ``seen``: of the rows of ``reward`` [T, rows] so far. The first unusual reward of each row where
+    the episode has not ``terminated`` (bool [T, rows]) is replaced, too."""
     some = reward != 0
     given = reward[some]
-    if not given.size or typical.takes(given, FAR if had_unusual is None else UNUSUAL):
+    if not given.size:
+        return None
+    if typical.takes(given, FAR if seen is None else UNUSUAL):
+        if seen is not None:
+            seen.count(given)
         return None
     typical.begin(given)
-    first = None
-    if had_unusual is not None and terminated is not None:
+    first = spared = None
+    if seen is not None and terminated is not None:
+        spared = seen.spared(given)
         unusual = (np.abs(reward) > np.float64(UNUSUAL * typical.size)) & ~terminated
-        first = (unusual & (unusual.cumsum(0) == 1) & ~had_unusual)[some]
-        had_unusual |= unusual.any(0)
+        unusual[some] &= ~spared
+        first = seen.first(unusual)[some]
     before = given.copy()
-    far = typical.bound(given, first)
+    far = typical.bound(given, first, spared)
     if not far.any():
         return None
     reward[some] = given

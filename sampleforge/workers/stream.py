@@ -17,6 +17,7 @@ from sampleforge.models.normaliser import FAR, MANY_NUMBERS, WARM_UP
 from sampleforge.ops.far_values import (
     FarFromMean,
     TypicalSize,
+    Unusual,
     all_finite,
     bound_rewards,
     rows_not_finite,
@@ -110,7 +111,7 @@ class Stream:
         self.far_values = 0
         self.first_far: dict[str, str] = {}
         self._typical_reward = TypicalSize(few=0)
-        self._had_unusual = np.zeros(env.num_rows, np.bool_)
+        self._unusual = Unusual(env.num_rows)
         shapes = {  # of stacks of frames: of the newest one
             name: leaf.shape[leaf.stack is not None :]
             for name, leaf in env.spec.observations.items()
@@ -337,7 +338,7 @@ class Stream:
         """Replace rewards [T, rows] that are far beyond all others by what they count as for
         learning (`sampleforge.ops.far_values`). Returns and recordings have them as they were."""
         size = self._typical_reward.size
-        found = bound_rewards(self._typical_reward, reward, terminated, self._had_unusual)
+        found = bound_rewards(self._typical_reward, reward, terminated, self._unusual)
         if found is None:
             return
         self.far_values += found.number

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sampleforge.ops.far_values import COUNTS_AS, FarFromMean, TypicalSize, bound_rewards
+from sampleforge.ops.far_values import (
+    COUNTS_AS,
+    FarFromMean,
+    TypicalSize,
+    Unusual,
+    bound_rewards,
+)
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -75,11 +81,11 @@ def test_a_rare_goal_is_learned_from_and_an_absurd_reward_is_bounded(first: bool
 
 
 def test_far_rewards_are_found_though_most_of_the_first_ones_are_far() -> None:
-    typical, had = TypicalSize(few=0), np.zeros(16, np.bool_)
+    typical, seen = TypicalSize(few=0), Unusual(16)
     reward = np.zeros((10, 16), np.float32)
     reward[2] = 1000.0
     reward[5, :11] = 1.0
-    found = bound_rewards(typical, reward, np.zeros((10, 16), np.bool_), had)
+    found = bound_rewards(typical, reward, np.zeros((10, 16), np.bool_), seen)
     assert found == (16, (2, 0), 1000.0) and (reward[2] == COUNTS_AS).all()
 
 
@@ -96,30 +102,59 @@ def test_the_first_reward_of_a_run_is_taken_as_it_is() -> None:
 def test_the_first_unusual_reward_of_an_environment_is_bounded_and_further_ones_are_meant(
     unusual: float,
 ) -> None:
-    typical, had = TypicalSize(few=0), np.zeros(8, np.bool_)
+    typical, seen = TypicalSize(few=0), Unusual(8)
     ended = np.zeros((32, 8), np.bool_)
-    assert bound_rewards(typical, np.ones((32, 8), np.float32), ended, had) is None
-    reward = np.ones((32, 8), np.float32)
+    ordinary = np.ones((32, 8), np.float32)
+    ordinary[:, ::2] = -1.0
+    assert bound_rewards(typical, ordinary.copy(), ended, seen) is None
+    reward = ordinary.copy()
     reward[[5, 9], 2] = reward[7, 4] = reward[30, 6] = unusual
     ended[30] = True
     expected = reward.copy()
     expected[5, 2] = expected[7, 4] = np.sign(unusual) * COUNTS_AS
-    assert bound_rewards(typical, reward, ended, had) == (2, (5, 2), unusual)
+    assert bound_rewards(typical, reward, ended, seen) == (2, (5, 2), unusual)
     np.testing.assert_array_equal(reward, expected)
-    assert had.nonzero()[0].tolist() == [2, 4]
+    again = expected.copy()
+    again[5, 2] = unusual
+    assert bound_rewards(typical, again, ended, seen) is None, "what is given again is meant"
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_goal_is_learned_from_at_once_if_it_ends_the_episode_and_else_from_the_second(
-    ends: bool,
+@pytest.mark.parametrize(("cost", "goal"), [(-0.05, 100.0), (-0.01, 3.5), (-0.001, 500.0)])
+def test_a_goal_beside_costs_of_the_time_is_learned_from_at_once(
+    ends: bool, cost: float, goal: float
 ) -> None:
+    """However much smaller the costs are: they say nothing about goals."""
     ended = np.full((32, 8), ends)
-    typical, had = TypicalSize(few=0), np.zeros(8, np.bool_)
+    typical, seen = TypicalSize(few=0), Unusual(8)
     for t in range(32):
-        goal = np.full((32, 8), -0.05, np.float32)
-        goal[t, :] = 100.0
-        bound_rewards(typical, goal, ended, had)
-        assert (goal[t] == 100.0).all() == (ends or t > 0)
+        reward = np.full((32, 8), cost, np.float32)
+        reward[t, t % 8] = goal
+        assert bound_rewards(typical, reward, ended, seen) is None
+        assert reward[t, t % 8] == np.float32(goal)
+
+
+def test_an_absurd_reward_is_bounded_beside_costs_alone_and_beside_goals() -> None:
+    for goals in (False, True):
+        typical, seen, ended = TypicalSize(few=0), Unusual(8), np.zeros((32, 8), np.bool_)
+        for t in range(32):
+            reward = np.full((32, 8), -0.01, np.float32)
+            reward[t, :4] = 3.0 if goals else -0.01
+            assert bound_rewards(typical, reward, ended, seen) is None
+        absurd = np.full((32, 8), -0.01, np.float32)
+        absurd[3, 7] = 1e8
+        assert bound_rewards(typical, absurd, ended, seen) == (1, (3, 7), 1e8)
+        assert absurd[3, 7] < (30.0 if goals else 0.2)
+
+
+def test_one_gain_beside_losses_of_many_sizes_is_bounded() -> None:
+    typical, seen, ended = TypicalSize(few=0), Unusual(8), np.zeros((32, 8), np.bool_)
+    for batch in range(2):
+        reward = -np.abs(normal(batch, 32, 8)) - 0.1
+        reward[3, 7] = 1e5 if batch else -1.0
+        found = bound_rewards(typical, reward, ended, seen)
+        assert (found is not None) == bool(batch)
+    assert reward[3, 7] < 20
 
 
 def found_after(before: list[np.ndarray], x: np.ndarray) -> object:
