@@ -21,8 +21,8 @@ from gymnasium.vector import VectorEnv
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, settings_of
+from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.gymnasium_vector import GymnasiumVector
-from sampleforge.env.registry import sync_vector
 from sampleforge.env.vector import Array, EnvVector, Episode
 
 PREFIX = "ALE/"

@@ -23,7 +23,7 @@ from gymnasium.wrappers import TransformObservation
 from sampleforge.env.adapter import env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.registry import gymnasium_env, gymnasium_rows
+from sampleforge.env.gymnasium_ids import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
 

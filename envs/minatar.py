@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.registry import sync_vector
+from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.vector import EnvVector
 
 GAMES = {

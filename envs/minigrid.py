@@ -27,7 +27,7 @@ from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family
-from sampleforge.env.registry import bare, gymnasium_env, sync_vector
+from sampleforge.env.gymnasium_ids import bare, gymnasium_env, sync_vector
 from sampleforge.env.vector import Array, EnvVector
 
 PREFIXES = ("MiniGrid-", "BabyAI-")

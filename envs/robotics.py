@@ -18,7 +18,7 @@ import gymnasium as gym
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.registry import gymnasium_env, gymnasium_rows
+from sampleforge.env.gymnasium_ids import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import EnvVector
 from sampleforge_envs.mujoco import log_warnings
 

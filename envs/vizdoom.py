@@ -24,7 +24,7 @@ from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, settings_of
-from sampleforge.env.registry import sync_vector
+from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.step_values import TRUE_OBJECTIVE
 from sampleforge.env.vector import Array, EnvVector
 from sampleforge_envs.vizdoom_engine import start, stop

@@ -17,10 +17,11 @@ import shlex
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, Self, TypeVar, cast
 
 C = TypeVar("C")
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class ConfigError(ValueError):
@@ -186,6 +187,23 @@ OTHER_SETTINGS = {
     "env_id": "env",
 }
 """Name of a setting in other libraries -> name of the same setting here."""
+
+
+def says_stochastic(method: M) -> M:
+    """Return a method that answers the names which its argument ``stochastic`` has had, or has in
+    other libraries, with this one (TypeError)."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **given: Any) -> Any:
+        for other, same in (("explore", ""), ("deterministic", "not ")):
+            if other in given:
+                raise TypeError(
+                    f"{method.__name__}() has no argument {other}; give "
+                    f"stochastic={same}{given[other]!r}"
+                )
+        return method(*args, **given)
+
+    return cast("M", called)
 
 
 def _hint(name: str, known: Collection[str]) -> str:

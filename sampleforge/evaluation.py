@@ -19,10 +19,10 @@ from sampleforge.env.importable import names_code
 from sampleforge.env.interface import told_of_rows
 from sampleforge.env.user_code import keeps_directory, scratch_directory
 from sampleforge.env.vector import EnvVector
-from sampleforge.loaded_policy import load_model, load_other_groups, read_config
+from sampleforge.loaded_policy import load_model, load_other_groups
 from sampleforge.run.camera import Camera
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust, imports_code
+from sampleforge.run.folder.trust import Trust, imports_code, trusted_config
 from sampleforge.run.onnx_policy import OnnxPolicy
 from sampleforge.run.recording import PlayRecorder
 from sampleforge.run.screen.evaluating import EvaluationDisplay
@@ -100,7 +100,7 @@ def evaluate(
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)
-    config = read_config(folder, trust)
+    config = trusted_config(folder, trust)
     seed = evaluation_seed(config.seed or 0) if seed is None else seed
     env, limit = _with_limit(config, max_episode_steps)
     count = episodes or EPISODES

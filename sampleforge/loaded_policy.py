@@ -28,11 +28,16 @@ from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.models.q_network import QNetwork
 from sampleforge.run.folder.checkpoint import CheckpointStore, load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import CODE_OF_MODEL, CODE_TO_ACT, Trust, imports_code
+from sampleforge.run.folder.trust import (
+    CODE_OF_MODEL,
+    CODE_TO_ACT,
+    Trust,
+    imports_code,
+    trusted_config,
+)
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import OPPONENT, AnyConfig, roles_of_policies
-from sampleforge.topologies.config_classes import config_class, names_code
 from sampleforge.topologies.registry import pairing
 
 Array = np.ndarray[Any, Any]
@@ -257,32 +262,11 @@ def load_policy_and_state(
     checkpoint."""
     folder = RunFolder.existing(run_dir)
     used = CODE_TO_ACT if folder.read_spec() is None else CODE_OF_MODEL
-    config = read_config(folder, trust, used)
+    config = trusted_config(folder, trust, used)
     if imports_code(config, used):
         make_cwd_importable()
     model, spec, state = load_model(folder, config, which, policy)
     return LoadedPolicy(model, spec), state
-
-
-def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = CODE_TO_ACT) -> AnyConfig:
-    """Return the config of a run of any algorithm. Raises ConfigError if it does not fit, or if one
-    of the fields ``used`` names code that ``trust`` does not cover."""
-    algo = folder.algo
-    if names_code(algo) and not trust.everything:
-        raise ConfigError(
-            f"the run in {folder.path} is of algorithm {algo}, whose code would be imported and "
-            "run. A run folder may come from an unknown source; if you know where this one comes "
-            "from, add --trust (in Python: trust=True)"
-        )
-    try:
-        found = config_class(algo)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the run in {folder.path}: {error}; install the package that brings it, or use the "
-            "version that config.yaml names"
-        ) from error
-    config: AnyConfig = folder.read_config(found, trust, used)
-    return config
 
 
 def _agent_group(config: AnyConfig, policy: str | None, spec: EnvSpec) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import weakref
@@ -11,13 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
 
+from sampleforge.config import says_stochastic
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.newest_policies import NewestPolicies
+from sampleforge.other_states import OtherStates
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.result import Result, dataframe
 from sampleforge.run.callback import Callback
@@ -37,25 +38,6 @@ if TYPE_CHECKING:
 
 Report = dict[str, float]
 """The scalars of a report, by name; docs/metrics.md explains them."""
-
-C = TypeVar("C", bound=Callable[..., Any])
-
-
-def _says_stochastic(method: C) -> C:
-    """Return a method that answers the names which its argument ``stochastic`` has had, or has in
-    other libraries, with this one (TypeError)."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **given: Any) -> Any:
-        for other, same in (("explore", ""), ("deterministic", "not ")):
-            if other in given:
-                raise TypeError(
-                    f"{method.__name__}() has no argument {other}; give "
-                    f"stochastic={same}{given[other]!r}"
-                )
-        return method(*args, **given)
-
-    return cast("C", called)
 
 
 class Trainer:
@@ -324,8 +306,7 @@ class Trainer:
         for a value out of range, ValueError if it is of another model, or for a hyperparameter
         that cannot change, which names those that can, and CheckpointError if it is damaged.
         """
-        self._learning()
-        self._newest().restore(path, with_ or {})
+        OtherStates(self._learning()).restore(path, with_ or {})
 
     def export(
         self, path: str | Path, format: Format | None = None, policy: int | str = 0
@@ -353,7 +334,7 @@ class Trainer:
         newest = self._newest()
         return newest.copy(newest.group(policy))
 
-    @_says_stochastic
+    @says_stochastic
     def compute_action(
         self,
         obs: Any,
@@ -375,7 +356,7 @@ class Trainer:
             raise ValueError("this is a batch of observations; give it to compute_actions()")
         return self._act(acting, obs, state, mask, stochastic=stochastic)
 
-    @_says_stochastic
+    @says_stochastic
     def compute_actions(
         self,
         obs: Any,
@@ -427,11 +408,10 @@ class Trainer:
         Raises ValueError, before anything changes, for weights that are not those of the model or
         not finite.
         """
-        self._learning()
-        newest = self._newest()
-        newest.set_weights(newest.group(policy), weights)
+        states = OtherStates(self._learning())
+        states.set_weights(self._newest().group(policy), weights)
 
-    @_says_stochastic
+    @says_stochastic
     @usual_torch()
     def evaluate(
         self,

@@ -22,7 +22,8 @@ from sampleforge.topologies.population_config import PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
     from sampleforge.tools.jobs.jobs import JobsScreen
-    from sampleforge.tools.population.across_runs import Population, PopulationSettings
+    from sampleforge.tools.population.across_runs import Population
+    from sampleforge.tools.population.settings import PopulationSettings
 
 EXAMPLE = (
     "sampleforge pbt --population 4 --folder populations/cartpole "
@@ -105,8 +106,8 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     import numpy as np
 
     from sampleforge.populations.population_rules import check_own, offered_shaping, rules_of
-    from sampleforge.tools.population.across_runs import PopulationSettings
     from sampleforge.tools.population.member_change import MemberRules
+    from sampleforge.tools.population.settings import PopulationSettings
 
     check_own(config)
     ids = [str(index) for index in range(flags.population)]

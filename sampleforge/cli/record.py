@@ -29,12 +29,12 @@ def run(args: Sequence[str]) -> int:
     """Record, and print the result as one JSON object in the last line. Raises ConfigError."""
     text = "Play episodes with a trained policy and write them into a dataset in Minari's format."
     flags = parse(RecordFlags, args, "sampleforge record", text)
-    from sampleforge.loaded_policy import read_config
     from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.run.folder.run_folder import RunFolder
+    from sampleforge.run.folder.trust import trusted_config
     from sampleforge.run.recording import PlayRecorder
 
-    config = read_config(RunFolder.existing(Path(flags.run_dir)), flags.trusted)
+    config = trusted_config(RunFolder.existing(Path(flags.run_dir)), flags.trusted)
     if config.model.head is not None:
         raise ConfigError(
             f"{flags.run_dir} has a policy head of its own ({config.model.head}), and a dataset "

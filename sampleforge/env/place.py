@@ -36,6 +36,10 @@ class Place(NamedTuple):
         return {**{n: v for n, v in own.items() if takes(factory, n)}, **given}
 
 
+SOMEWHERE = Place()
+"""Of rows whose place does not matter."""
+
+
 def takes(factory: Callable[..., Any], name: str) -> bool:
     """Return whether a factory has a parameter of this name."""
     return name in inspect.signature(factory).parameters

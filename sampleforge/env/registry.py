@@ -11,7 +11,6 @@ import functools
 import importlib
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,18 +20,21 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs import registration
-from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
+from sampleforge.env.factories import factory_env, factory_vector
 from sampleforge.env.family import Family
 from sampleforge.env.given import PREFIX, GivenEnv, lost
-from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
-from sampleforge.env.old_gym import OldGymEnv, is_old, old_maker
-from sampleforge.env.parallel import ParallelRows, is_multi_agent
-from sampleforge.env.place import Place, takes
+from sampleforge.env.gymnasium_ids import (
+    Env,
+    gymnasium_env,
+    gymnasium_rows,
+    gymnasium_vector,
+)
+from sampleforge.env.old_gym import old_maker
+from sampleforge.env.place import SOMEWHERE, Place
 from sampleforge.env.single import SyncVector
 from sampleforge.env.unknown import newest_version, similar, unknown
 from sampleforge.env.user_code import make_cwd_importable
@@ -40,8 +42,6 @@ from sampleforge.env.vector import EnvVector
 
 GROUP = "sampleforge.envs"
 PLUGINS = "gymnasium.envs"
-Env = gym.Env[Any, Any]
-SOMEWHERE = Place()
 
 log = logging.getLogger(__name__)
 
@@ -160,12 +160,12 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place
     """Return the rows, with actions in the environment's own units."""
     factory, config = resolve(config)
     if factory is not None:
-        return _factory_vector(config, factory, num_rows, seeds, place)
+        return factory_vector(config, factory, num_rows, seeds, place)
     family = find(config.env)
     if family is not None:
         return family.make_vector(config, num_rows, seeds)
     if config.env_backend == "vector":
-        return _gymnasium_vector(config, seeds)
+        return gymnasium_vector(config, seeds)
     return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
 
 
@@ -182,20 +182,7 @@ def _single(config: EnvConfig, render_mode: str | None) -> Env:
         family = find(config.env)
         make = gymnasium_env if family is None else family.make_single
         return make(config, render_mode)
-    if takes(factory, "num_envs"):
-        raise ConfigError(
-            f"{config.env} makes rows (it takes num_envs), and this needs a single environment; "
-            "name a factory that returns a gymnasium.Env"
-        )
-    rendering = {} if render_mode is None else {"render_mode": render_mode}
-    if rendering and not _takes_keyword(factory, "render_mode"):
-        raise ConfigError(
-            f"{config.env} cannot be rendered, because its factory takes no render_mode; give it "
-            "that parameter, and pass it on to the environment"
-        )
-    env = _made(config, factory, **SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering)
-    limit = config.max_episode_frames
-    return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)
+    return factory_env(config, factory, render_mode)
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:
@@ -249,98 +236,6 @@ def _unknown(env_id: str) -> str:
             "installed: pip install -e .)"
         )
     return said
-
-
-# ---- plain gymnasium ids ----
-
-
-def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> Env:
-    """Return ``gym.make``'s environment, without the checker, which the probe replaces. Raises
-    ConfigError, with gymnasium's message on how to install it, if a library is missing."""
-    given: dict[str, Any] = dict(config.env_kwargs)
-    if config.max_episode_frames is not None:
-        given["max_episode_steps"] = config.max_episode_frames
-    if render_mode is not None:
-        given["render_mode"] = render_mode
-    try:
-        return gym.make(config.env, disable_env_checker=True, **given)
-    except gym.error.DependencyNotInstalled as error:
-        raise ConfigError(f"--env {config.env} needs a package: {error}") from error
-
-
-def sync_vector(
-    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **options: Any
-) -> SyncVector:
-    """Return rows of single envs; ``options`` are further keywords of SyncVector. Raises
-    ConfigError if the config asks for a vector env."""
-    return _single_rows(config, lambda row: make(), num_rows, seeds, **options)
-
-
-def _single_rows(
-    config: EnvConfig,
-    make: Callable[[int], Env],
-    num_rows: int,
-    seeds: Sequence[int],
-    **options: Any,
-) -> SyncVector:
-    """As `sync_vector`, where ``make`` is given the number of the row."""
-    if config.env_backend == "vector":
-        raise ConfigError(
-            f"{config.env} has no vector env of its own; use --env-backend auto or single"
-        )
-    return SyncVector(config, make, num_rows, seeds, **options)
-
-
-def gymnasium_rows(
-    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **options: Any
-) -> SyncVector:
-    """Return rows of ``gym.make``'s environments, without the wrappers that `bare` removes."""
-    limit = gym.spec(config.env).max_episode_steps
-    return sync_vector(
-        config, lambda: bare(make()), num_rows, seeds, max_episode_steps=limit, **options
-    )
-
-
-def bare(env: Env) -> Env:
-    """Return ``env`` without the outermost wrappers whose work SyncVector does itself: the time
-    limit, and the check that reset comes before step (0.7 us a step)."""
-    while isinstance(env, TimeLimit | OrderEnforcing):
-        env = env.env
-    return env
-
-
-def without_checkers(env: Env) -> Env:
-    """Return ``env`` without the wrappers of ``gym.make`` that check each step, which the probe and
-    SyncVector do in their own way: 30% of the steps of CartPole. Other wrappers may be around
-    them."""
-    outer, above = env, None
-    while isinstance(env, gym.Wrapper):
-        below = env.env
-        if not isinstance(env, PassiveEnvChecker | OrderEnforcing):
-            above = env
-        elif above is None:
-            outer = below
-        else:
-            above.env = below
-        env = below
-    return outer
-
-
-def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:
-    """Return rows of the vector env that a gymnasium id has registered. Raises ConfigError if it
-    has none."""
-    if gym.spec(config.env).vector_entry_point is None:
-        raise ConfigError(
-            f"{config.env} has no vector env of its own; use --env-backend auto or single"
-        )
-    given: dict[str, Any] = dict(config.env_kwargs)
-    limit = config.max_episode_steps or gym.spec(config.env).max_episode_steps
-    if config.max_episode_steps is not None:
-        given["max_episode_steps"] = config.max_episode_steps
-    env = gym.make_vec(
-        config.env, num_envs=len(seeds), vectorization_mode="vector_entry_point", **given
-    )
-    return GymnasiumVector(config, env, seeds, max_episode_steps=limit)
 
 
 # ---- module:Id and package.module:factory ----
@@ -437,66 +332,3 @@ def _import(env: str, module_name: str) -> ModuleType:
             f"--env {env}: there is no module {missing!r}; modules are looked for in the working "
             "directory and where Python finds packages"
         ) from error
-
-
-def _factory_vector(
-    config: EnvConfig,
-    factory: Callable[..., Any],
-    num_rows: int,
-    seeds: Sequence[int],
-    place: Place,
-) -> EnvVector:
-    """Return rows of a factory's environments: one VectorEnv if it takes num_envs, otherwise one
-    env per row, of gymnasium or of PettingZoo."""
-    kwargs = config.env_kwargs
-    if not takes(factory, "num_envs"):
-        made = [_made(config, factory, **place.arguments(factory, 0, kwargs))]  # tells its kind
-
-        def make(row: int) -> Any:
-            if made:
-                return made.pop()
-            return _made(config, factory, **place.arguments(factory, row, kwargs))
-
-        if is_multi_agent(made[0]):
-            return ParallelRows(config, make, num_rows, seeds).seats[0]
-        return _single_rows(
-            config,
-            lambda row: without_checkers(_checked(config, make(row), gym.Env)),
-            num_rows,
-            seeds,
-        )
-    if config.env_backend == "single":
-        raise ConfigError(
-            f"{config.env} makes rows of its own (it takes num_envs): --env-backend single does "
-            "not reach them; leave it out"
-        )
-    kwargs = place.arguments(factory, 0, kwargs)
-    env = _checked(config, factory(num_envs=num_rows, **kwargs), VectorEnv)
-    kind = GymnasiumVector if config.max_episode_steps is None else TruncatedVector
-    return kind(config, env, seeds)
-
-
-def _made(config: EnvConfig, factory: Callable[..., Any], **arguments: Any) -> Any:
-    """Return what a factory makes; an environment of the package gym as gymnasium's."""
-    env = factory(**arguments)
-    return OldGymEnv(env, config.env) if is_old(env) else env
-
-
-def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
-    """Return ``env``. Raises ConfigError if it is not of the ``kind`` that its factory's arguments
-    imply."""
-    if isinstance(env, kind):
-        return env
-    of_gym = hasattr(env, "step") and hasattr(env, "reset") and "gym" not in sys.modules
-    raise ConfigError(
-        f"{config.env} returned a value of type {type(env).__name__}, but must return a gymnasium "
-        f"{kind.__name__}: a factory that takes num_envs returns a VectorEnv, any other an "
-        "Env, of gymnasium or of PettingZoo"
-        + ("; what is written for the package gym needs it: pip install gym" if of_gym else "")
-    )
-
-
-def _takes_keyword(factory: Callable[..., Any], name: str) -> bool:
-    """Return whether a factory can be called with the keyword ``name``."""
-    parameters = inspect.signature(factory).parameters.values()
-    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)

@@ -34,6 +34,7 @@ from sampleforge.topologies.starts import (
     seed_of_policy,
 )
 from sampleforge.workers.callback import NO_HOOKS, RunHooks, for_workers
+from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
@@ -64,6 +65,11 @@ class RunPlan:
         """The plan of the topology."""
         sizes: AnyPlan = self.agents[0].plan
         return sizes
+
+    @property
+    def answer_timeout(self) -> float:
+        """Seconds within which the learners, or ranks, that answer the driver must do so."""
+        return answer_timeout(self.resolved)
 
     def agent_group(self, policy: str) -> int:
         """Return the index of the agent group that the policy with this id plays, among those of

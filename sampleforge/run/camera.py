@@ -18,9 +18,10 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
+from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.parallel import ParallelRows, as_parallel, is_multi_agent
 from sampleforge.env.place import row_seeds
-from sampleforge.env.registry import for_evaluation, make_single, sync_vector
+from sampleforge.env.registry import for_evaluation, make_single
 from sampleforge.env.vector import EnvVector
 
 Frame = npt.NDArray[np.uint8]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.replays import Reference
 from sampleforge.runners.base import WorkerDied
-from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.run.opening import StoredPolicy
@@ -222,7 +221,7 @@ class PolicyCheckpoints:
                     "checkpoint after its current update (Ctrl-C ends the run without it)"
                 )
 
-        timeout, alone = answer_timeout(session.resolved), session.ends_early
+        timeout, alone = session.run_plan.answer_timeout, session.ends_early
         problem: str | None = session.runner.ask(
             learner, "save", about, timeout, waiting=waiting, alone=alone
         )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.topologies.graph import PolicyGroup
-from sampleforge.workers.config import answer_timeout
 from sampleforge.workers.learner_change import LOAD, ChangeRequest
 
 if TYPE_CHECKING:
@@ -83,6 +82,6 @@ class SetHyperparameters:
 
 def _all_applied(session: Session, group: PolicyGroup, request: ChangeRequest) -> bool:
     """Ask all learners of a policy; return whether all have applied the change."""
-    timeout = answer_timeout(session.resolved)
+    timeout = session.run_plan.answer_timeout
     answers = [session.runner.ask(each, LOAD, request, timeout) for each in group.learners]
     return all(answers)

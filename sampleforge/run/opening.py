@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import check_learning_rate
 from sampleforge.config import ConfigError
@@ -18,6 +18,7 @@ from sampleforge.run.folder.checkpoint import CheckpointStore, ResumeCheckpoint
 from sampleforge.run.folder.initial import (
     InitialWeights,
     initial_weights,
+    keep_weights,
     kept_weights,
     places_of,
 )
@@ -29,6 +30,9 @@ from sampleforge.topologies.datasets import check_datasets
 from sampleforge.topologies.evaluator import check_evaluation
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.starts import ResumePoint
+
+if TYPE_CHECKING:
+    from sampleforge.topologies.graph import FrozenGroup
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,14 @@ class OpenRun:
             wall_s=earlier.get("wall_s", 0.0),
         )
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Prepare the folder for the run, once nothing can be refused any more. ``resources``
-        removes what it leaves unfinished. Raises OSError or ConfigError if that is not possible."""
+    def prepare(self, resources: ExitStack, frozen: Sequence[FrozenGroup]) -> None:
+        """Prepare the folder for the run, once nothing can be refused any more: it keeps the
+        weights of policies that are ``frozen`` from the beginning. ``resources`` removes what it
+        leaves unfinished. Raises OSError or ConfigError if that is not possible."""
         self.folder.prepare()
+        for each in frozen:
+            if each.id in self.frozen and self.frozen[each.id] is None:
+                keep_weights(self.folder, each)
         for policy in self.policies:
             resources.callback(policy.replays.remove_unfinished)
 

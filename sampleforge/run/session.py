@@ -22,7 +22,6 @@ from sampleforge.run.reports.due import ReportTimes
 from sampleforge.run.reports.metrics import evaluations
 from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
-from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.runners.base import Runner
@@ -151,12 +150,7 @@ class Session:
 
     def _write_beginning(self) -> None:
         """Write what the folder has of a run from its beginning on."""
-        from sampleforge.run.folder.initial import keep_weights
-
-        self.opened.prepare(self._resources)
-        for policy in self.graph.frozen:
-            if policy.id in self.opened.frozen and self.opened.frozen[policy.id] is None:
-                keep_weights(self.folder, policy)
+        self.opened.prepare(self._resources, self.graph.frozen)
         self._files.begin(self, self._resources)
         self.write_config()
         self.folder.write_spec(self.spec)
@@ -293,8 +287,7 @@ class Session:
     def ask_learner(self, group: PolicyGroup, kind: str, payload: Any = None) -> Any:
         """Return the answer of a policy's learner to a request, while all workers work. Raises
         TimeoutError or WorkerDied, see `Runner.ask`."""
-        timeout = answer_timeout(self.resolved)
-        return self.runner.ask(group.learner, kind, payload, timeout)
+        return self.runner.ask(group.learner, kind, payload, self.run_plan.answer_timeout)
 
     def callback_state(self) -> dict[str, Any]:
         """Return the plain values that the callbacks keep in checkpoints, and the tasks."""

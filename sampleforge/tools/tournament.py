@@ -17,12 +17,12 @@ from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.evaluation import NO_TRUST
-from sampleforge.loaded_policy import load_model, read_config
+from sampleforge.loaded_policy import load_model
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.populations.self_play import load_snapshots
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust, imports_code
+from sampleforge.run.folder.trust import Trust, imports_code, trusted_config
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.progress import short
 from sampleforge.runtime.torch_settings import limit_threads
@@ -90,7 +90,7 @@ def play_tournament(
     cover.
     """
     folders = [RunFolder.existing(path.absolute()) for path in run_dirs]
-    configs = [read_config(folder, trust) for folder in folders]
+    configs = [trusted_config(folder, trust) for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         _check_env(folders[0], configs[0], folder, config)
     with scratch_directory(cwd_importable=any(map(imports_code, configs))):

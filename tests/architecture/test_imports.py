@@ -24,7 +24,7 @@ FLOORS = {
     5: "topologies runners",
     6: "run",
     7: "populations",
-    8: "loaded_policy evaluation newest_policies result presets",
+    8: "loaded_policy evaluation newest_policies other_states result presets",
     9: "tools",
     10: "trainer torchrun api __init__",
     11: "cli __main__",
@@ -229,6 +229,7 @@ assert main(words) == 0
 assert "torch._dynamo" not in sys.modules
 late = {{name for name in set(sys.modules) - preloaded if name.startswith({OF_WORKERS})}}
 assert not late, late
+os._exit(0)
 """
     run_python(script)
 

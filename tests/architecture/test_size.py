@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.size import files_of_checkout, main, size_of
+from tests.architecture.size import files_of_checkout, imported, main, size_of
 from tests.support import PAGES, REPO
 
 STATED = re.compile(
@@ -16,6 +17,7 @@ STATED = re.compile(
 )
 """A size of the code, or how long the tests take: both change with every commit."""
 
+MOST_IMPORTS = 40
 TEXT = '''"""A module."""
 import os, sys
 from functools import partial
@@ -92,3 +94,13 @@ def test_no_page_states_a_size_of_the_code(page) -> None:
 )
 def test_stated_sizes_are_found(text: str, stated: bool) -> None:
     assert bool(STATED.search(text)) == stated
+
+
+def test_a_file_of_the_package_imports_forty_names_at_most() -> None:
+    """What needs more does several things."""
+    parts = files_of_checkout(REPO)
+    counts = {
+        path: imported(ast.parse(text))
+        for path, text in {**parts["trainer"], **parts["tools"]}.items()
+    }
+    assert {path: count for path, count in counts.items() if count > MOST_IMPORTS} == {}

@@ -17,7 +17,7 @@ from gymnasium.wrappers import ClipReward, RecordEpisodeStatistics
 
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
-from sampleforge.env import registry
+from sampleforge.env import gymnasium_ids, registry
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.old_gym import space_of
 from sampleforge.env.place import row_seeds
@@ -127,7 +127,7 @@ def test_a_factory_keeps_its_wrappers_but_not_the_checks_of_each_step() -> None:
     assert names == ["ClipReward", "RecordEpisodeStatistics", "TimeLimit"]
     assert envs.spec.max_episode_steps == 500
     envs.close()
-    assert registry.without_checkers(gym.make("CartPole-v1")).unwrapped.spec is not None
+    assert gymnasium_ids.without_checkers(gym.make("CartPole-v1")).unwrapped.spec is not None
 
 
 def test_keyword_arguments_may_be_lists() -> None:

@@ -10,9 +10,8 @@ import pytest
 from sampleforge.api import train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
-from sampleforge.loaded_policy import read_config
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust
+from sampleforge.run.folder.trust import Trust, trusted_config
 from sampleforge.tools.tournament import load_players
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
@@ -109,7 +108,7 @@ def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
 def test_a_snapshot_has_the_weights_that_the_policy_had(tmp_path):
     folder = RunFolder(tmp_path / "run")
     run(folder.path, 4000)
-    config = read_config(folder, Trust())
+    config = trusted_config(folder, Trust())
     players = load_players([folder], [config], "latest", snapshots=True)
     states = [player.model.state_dict() for player in players]
     assert [player.name for player in players][:2] == ["run", "run@0"]

@@ -13,7 +13,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from sampleforge.algorithms.acting import Acted
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.registry import sync_vector
+from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.ops.q_learning import Windows, n_step_windows
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
 from sampleforge.replay.exchange import ReplayExchange

@@ -12,9 +12,14 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, typed
+from sampleforge.topologies.config_classes import config_class, names_code
+
+if TYPE_CHECKING:
+    from sampleforge.run.folder.run_folder import RunFolder
+    from sampleforge.topologies.config import AnyConfig
 
 CODE_OF_MODEL = ("model.encoder", "model.head")
 """Fields of a config, by dotted name, whose values can name code that a policy consists of."""
@@ -142,3 +147,26 @@ def check_places(folder: Path, names: tuple[str, ...]) -> None:
                 )
         elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             raise ConfigError(f"{path} is neither a file nor a folder; remove it")
+
+
+def trusted_config(
+    folder: RunFolder, trust: Trust, used: tuple[str, ...] = CODE_TO_ACT
+) -> AnyConfig:
+    """Return the config of a run of any algorithm. Raises ConfigError if it does not fit, or if one
+    of the fields ``used`` names code that ``trust`` does not cover."""
+    algo = folder.algo
+    if names_code(algo) and not trust.everything:
+        raise ConfigError(
+            f"the run in {folder.path} is of algorithm {algo}, whose code would be imported and "
+            "run. A run folder may come from an unknown source; if you know where this one comes "
+            "from, add --trust (in Python: trust=True)"
+        )
+    try:
+        found = config_class(algo)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the run in {folder.path}: {error}; install the package that brings it, or use the "
+            "version that config.yaml names"
+        ) from error
+    config: AnyConfig = folder.read_config(found, trust, used)
+    return config

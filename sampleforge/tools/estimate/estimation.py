@@ -15,12 +15,12 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.data.dataset import OfflineDataset, StoredEpisode, open_dataset, whole_episodes
 from sampleforge.data.stored_episodes import check_memory
-from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state, read_config
+from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.ops.distributions import action_layout
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import CODE_OF_MODEL, Trust
+from sampleforge.run.folder.trust import CODE_OF_MODEL, Trust, trusted_config
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.tools.estimate.action_probabilities import action_probabilities
 from sampleforge.tools.estimate.estimates import (
@@ -78,7 +78,7 @@ def estimate(
     ``which``, ``policy`` and ``trust``: as in `sampleforge.evaluation.evaluate`. Raises ConfigError
     if the dataset does not fit the policy, or has no log-probabilities of the actions."""
     loaded, state = load_policy_and_state(run_dir, which, trust, policy)
-    config = read_config(RunFolder.existing(run_dir), trust, CODE_OF_MODEL)
+    config = trusted_config(RunFolder.existing(run_dir), trust, CODE_OF_MODEL)
     data = open_dataset(source, loaded.spec)
     sorted_out = _sorted_out(data)
     episodes = sorted_out.weighable

@@ -4,7 +4,7 @@ Each member is a run of its own (`member`), started as a job (`jobs`). There is 
 read what the others have published (`published`). The launcher, here, only starts the members that
 are to run, again those that have died, and merges their parts of the lineage.
 
-    population.json    what the population was started with, for comparison when it is resumed
+    population.json    what the population was started with (`settings`)
     members/0/         the run folder of member 0
     published/         what the members publish for each other
     lineages/0.jsonl   what has happened to member 0; lineage.jsonl has all of them
@@ -16,26 +16,18 @@ are to run, again those that have died, and merges their parts of the lineage.
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from sampleforge.config import ConfigError, difference
-from sampleforge.populations.rounds import Bounds, first_values
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
-from sampleforge.run.folder.files import to_json, write_json
-from sampleforge.run.folder.lock import POPULATION
-from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
-from sampleforge.run.folder.versions import left_open, translated
+from sampleforge.run.folder.files import write_json
 from sampleforge.runtime.causes import causes
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome
 from sampleforge.tools.population.member import MemberJob, is_finished
-from sampleforge.tools.population.member_change import MemberRules, shaping_of
+from sampleforge.tools.population.member_change import shaping_of
 from sampleforge.tools.population.published import (
     PUBLISHED,
     MergedLineage,
@@ -43,6 +35,7 @@ from sampleforge.tools.population.published import (
     PublishedStates,
     run_folder,
 )
+from sampleforge.tools.population.settings import PopulationSettings, opened
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.topologies.starts import seed_of_policy
@@ -52,37 +45,6 @@ HOPELESS = 3
 """Jobs that may fail before any member has a checkpoint."""
 
 State = Literal["waiting", "running", "finished", "failed"]
-
-
-@dataclass(frozen=True)
-class PopulationSettings:
-    """What a population is. ``config``: the members', without a run folder; ``first``: the ranges
-    from which their first hyperparameters are drawn; ``max_restarts``: times in a row that a member
-    may die without any progress."""
-
-    size: int
-    config: AnyConfig
-    rules: MemberRules
-    first: Mapping[str, Bounds] = field(default_factory=dict)
-    max_restarts: int = 5
-
-    def __post_init__(self) -> None:
-        config = self.config
-        if config.run_dir is not None:
-            raise ConfigError("--run-dir: the members have folders in --folder; leave it out")
-        if config.train_for_env_steps is None and config.train_for_seconds is None:
-            raise ConfigError("give --train-for-env-steps: the members would never end")
-        if config.benchmark or config.sampler_only:
-            raise ConfigError("--benchmark and --sampler-only learn nothing; leave them out")
-        if getattr(config, "num_policies", 1) > 1:
-            raise ConfigError(
-                "--num-policies: a member of a population of runs has one policy; leave it out, or "
-                "train a population in one run: sampleforge train ALGO --pbt. (If agents with "
-                "different spaces need several policies, search hyperparameters with `sampleforge "
-                "sweep`.)"
-            )
-        if config.resume != "auto":
-            raise ConfigError("--resume: the same command resumes a population; leave it out")
 
 
 @dataclass
@@ -109,7 +71,7 @@ class Population:
         self._folder, self._jobs = folder, jobs
         self.problems: list[str] = []
         """Messages that have not been shown yet."""
-        self.settings, self._first = self._opened(settings)
+        self.settings, self._first = opened(settings, folder)
         self._ids = [str(index) for index in range(settings.size)]
         self._members = {member: MemberStatus(member) for member in self._ids}
         self._states = PublishedStates(folder / PUBLISHED, self.problems.append)
@@ -118,41 +80,6 @@ class Population:
         for member, state in self._states.read().items():
             if member in self._members and is_finished(state, settings.config):
                 self._members[member].state = "finished"
-
-    def _opened(
-        self, settings: PopulationSettings
-    ) -> tuple[PopulationSettings, list[dict[str, float]]]:
-        """Return the settings with the seed of the population, and the first hyperparameters of
-        each member; write both down, or compare them with those of the population there."""
-        path = self._folder / POPULATION
-        stored = _read(path) if path.is_file() else {}
-        seed = stored.get("seed", settings.rules.seed)
-        settings = dataclasses.replace(
-            settings, rules=dataclasses.replace(settings.rules, seed=int(seed))
-        )
-        now = _plain(settings)
-        before = _comparable(stored.get("settings", {}), settings.config)
-        if stored and (changes := difference(before, _comparable(now, settings.config))):
-            lines = "\n  ".join(changes)
-            raise ConfigError(
-                f"the population in {self._folder} has other settings (old -> new):\n  {lines}\n"
-                "undo the changes to resume it, or give another --folder"
-            )
-        first = list(stored.get("first", []))
-        if any(set(values) != set(settings.first) for values in first):
-            raise ConfigError(f"{path} is damaged: first has other hyperparameters")
-        joining = settings.size - len(first)
-        if joining < 0:
-            raise ConfigError(
-                f"--population {settings.size}: the population in {self._folder} has {len(first)} "
-                "members; give as many, or more"
-            )
-        if joining:
-            rng = np.random.default_rng([settings.rules.seed, len(first)])
-            first += first_values(settings.first, joining, rng)
-        plain = {"seed": settings.rules.seed, "settings": now, "first": first}
-        write_json(path, plain)
-        return settings, first
 
     # ---- running ----
 
@@ -296,42 +223,3 @@ def best_member(members: Sequence[MemberStatus]) -> Published | None:
         if member.published is not None and member.published.objective is not None
     ]
     return max(rated, key=lambda state: state.objective or 0.0, default=None)
-
-
-def _plain(settings: PopulationSettings) -> dict[str, Any]:
-    """Return what must not change when a population is resumed, as JSON has it."""
-    rules = dataclasses.asdict(settings.rules)
-    del rules["turns"], rules["seed"]
-    config = settings.config
-    plain = {"algo": config.algo, "config": _fixed(config), "rules": rules}
-    return dict(json.loads(to_json({**plain, "first": dict(settings.first)})))
-
-
-def _fixed(config: AnyConfig) -> dict[str, Any]:
-    """Return the fields of a config that members may not change, by dotted name, as JSON has
-    them."""
-    fields = flat_fields(config).items()
-    fixed = {name: value for name, value in fields if name not in {*MAY_CHANGE, "seed"}}
-    return dict(json.loads(to_json(fixed)))
-
-
-def _comparable(plain: Mapping[str, Any], config: AnyConfig) -> dict[str, Any]:
-    """Return `_plain` settings, perhaps of an earlier version, as this version would have stored
-    them. A field of the ``config`` that there was not yet had its default."""
-    kind: type[Any] = type(config)
-    usual = _fixed(kind(env=config.env))
-    return {**plain, "config": left_open({**usual, **translated(plain.get("config", {}))})}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the contents of population.json. Raises ConfigError if it is damaged."""
-    try:
-        stored = json.loads(path.read_bytes())
-        first = stored["first"]
-        numbers = [value for values in first for value in values.values()]
-        if not all(isinstance(value, int | float) for value in numbers):
-            raise ValueError("first hyperparameters must be numbers")
-        int(stored["seed"]), dict(stored["settings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
-    return dict(stored)
