@@ -72,9 +72,10 @@ def parse_config(args: Sequence[str]) -> CheckEnvConfig:
     if args and not args[0].startswith("-"):
         args = ["--env", *args]
     cls = CheckEnvConfig
-    kind = flags.config_flags(cls, flags.unchecked(cls)(), [])
+    defaults = flags.unchecked(cls)()
+    kind = flags.config_flags(cls, defaults, [])
     parsed = flags.parse_shown(kind, flags.with_values(cls, args), "sampleforge check-env", TEXT)
-    config = from_plain(cls, flags.config_values(cls, parsed), "command line")
+    config = from_plain(cls, flags.config_values(cls, defaults, parsed), "command line")
     if not config.env:
         raise ConfigError(
             "There is no environment to check; give one, for example: sampleforge check-env "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,11 +96,12 @@ def parse_command(algo: str, args: Sequence[str], verb: str = "train") -> tuple[
     flags.check_known(cls, args, ALGOS, algo)
     args = flags.with_values(cls, args)
     values = flags.unchecked(cls)
-    parsed = _parse(algo, cls, values(), args, verb)
+    defaults = values()
+    parsed = _parse(algo, cls, defaults, args, verb)
     if parsed.preset or parsed.config:
         defaults = from_plain(values, _layers(algo, values, parsed.preset, parsed.config))
         parsed = _parse(algo, cls, defaults, args, verb)
-    config = from_plain(cls, flags.config_values(cls, parsed), "command line")
+    config = from_plain(cls, flags.config_values(cls, defaults, parsed), "command line")
     if not config.env:
         raise ConfigError(
             f"There is no --env to train on; give one, for example: {_example(algo, verb)} "
@@ -136,6 +138,10 @@ def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str], verb: 
         return flags.parse_shown(kind, ["--help"], prog, text)
     if "--help-all" in args:
         args = ["--help"]
+    else:
+        with suppress(ConfigError):  # of all flags, as it may name others
+            kind = flags.config_flags(cls, defaults, first, flags.given_names(args))
+            return flags.parse_shown(kind, args, prog, text)
     kind = flags.config_flags(cls, defaults, first)
     return flags.parse_shown(kind, args, prog, text)
 
