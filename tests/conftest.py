@@ -181,6 +181,7 @@ def leaves_nothing_behind(
     processes that it left, so that the next test starts clean."""
     cwd = tmp_path_factory.mktemp("cwd")
     monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # runs add the current directory
     before = Footprint.now(cwd)
     yield
     give_up_at = time.monotonic() + GRACE_S

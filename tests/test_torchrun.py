@@ -91,11 +91,16 @@ def test_each_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) 
     assert backend_and_device("cpu", world(1))[::2] == ("gloo", "cpu")
 
 
-def test_under_torchrun_the_command_refuses_algorithms_of_one_machine(run_cli: Any) -> None:
-    variables = {**VARIABLES, "TORCHELASTIC_RUN_ID": "x"}
-    done = run_cli("train", "appo", "--env", "CartPole-v1", env=variables)
+def test_under_torchrun_the_command_refuses_algorithms_of_one_machine(
+    run_cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as started:
+        for name, value in {**VARIABLES, "TORCHELASTIC_RUN_ID": "x"}.items():
+            started.setenv(name, value)
+        done = run_cli("train", "appo", "--env", "CartPole-v1")
     assert done.returncode == 2 and "WORLD_SIZE is 4" in done.stderr
-    done = run_cli("train", "ddppo", "--env", "CartPole-v1", env={"RANK": "0"})
+    monkeypatch.setenv("RANK", "0")
+    done = run_cli("train", "ddppo", "--env", "CartPole-v1")
     assert done.returncode == 2 and "but WORLD_SIZE, MASTER_PORT, MASTER_ADDR" in done.stderr
 
 

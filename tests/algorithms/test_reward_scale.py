@@ -21,6 +21,7 @@ from tests.support.learners import config as code_config
 from tests.support.learners import learner_of, one_batch
 from tests.support.learning import config as learning_config
 from tests.support.learning import learn
+from tests.support.variants import slow
 
 SIZES = [1e-6, 1.0, 1e6]
 
@@ -82,7 +83,7 @@ def test_rewards_of_any_size_are_learned_alike(scale: float) -> None:
 
 
 @pytest.mark.multiprocess(timeout=60)
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("scale", [slow(1e-6), 1e6])
 def test_ranks_learn_rewards_of_any_size(scale: float, tmp_path: Path) -> None:
     ranks = DdppoConfig(
         env="tests.support.reward_envs:CueEnv",

@@ -112,18 +112,18 @@ def test_an_env_that_fails_later_ends_the_run_with_its_traceback(
 
 
 def test_a_hanging_step_is_noticed_and_shown(run_cli: RunCli, tmp_path: Path) -> None:
-    more: tuple[str, ...] = ("--env-kwargs", "where=step", "after=30", "--env-timeout", "5")
+    more: tuple[str, ...] = ("--env-kwargs", "where=step", "after=30", "--env-timeout", "3")
     more = (*more, "--max-worker-restarts", "0")
     done = run_cli(*train(f"{FAKES}:HangingEnv", *more))
     assert done.returncode == 1
     assert "actor 0 has been in one step" in last_line(done.stderr)
     assert "in hang" in done.stderr, "the stacks name the place"
-    assert "--env-timeout 5" in summary(tmp_path / "run")["error"]
+    assert "--env-timeout 3" in summary(tmp_path / "run")["error"]
 
 
 def test_a_stopped_actor_is_noticed_shown_and_replaced(start_cli: StartCli, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start_cli(*train("CartPole-v1", "--env-timeout", "5", "--max-worker-restarts", "1"))
+    process = start_cli(*train("CartPole-v1", "--env-timeout", "3", "--max-worker-restarts", "1"))
     until_trained(process, run)
     worker(process, "sampleforge: actor 0").send_signal(signal.SIGSTOP)
     until(lambda: last_report(run).get("restarts_actor") == 1, process)

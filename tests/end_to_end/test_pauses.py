@@ -81,7 +81,7 @@ def test_seconds_of_training_begin_with_the_first_env_step(run_cli: RunCli, tmp_
     assert 2 <= found["wall_s"] < took - 8 * LATE_S, "without the start of the eight rows"
 
 
-LATE_S = 0.5
+LATE_S = 0.25
 
 
 def late() -> object:

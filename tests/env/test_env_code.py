@@ -138,14 +138,14 @@ def test_an_environment_cannot_end_the_process_that_makes_it(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a worker: no Ctrl-C arrives
     try:
         with pytest.raises(EnvironmentExit, match=rf"raised {raises}\("):
-            make_vector(EnvConfig(f"{ENV}:EndingEnv", env_kwargs), 1, [0])
+            make_vector(EnvConfig("tests.support.ending_envs:EndingEnv", env_kwargs), 1, [0])
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_a_step_that_would_end_the_process_is_an_error_of_its_row() -> None:
     kwargs: dict[str, Any] = {"raises": "SystemExit", "where": "step", "after": 5}
-    vector = make_vector(EnvConfig(f"{ENV}:EndingEnv", kwargs), 2, [0, 1])
+    vector = make_vector(EnvConfig("tests.support.ending_envs:EndingEnv", kwargs), 2, [0, 1])
     steps(vector, 8)
     assert vector.rebuilt == 2
     assert "EnvironmentExit: the environment raised SystemExit(3)" in str(vector.fault)
@@ -155,7 +155,7 @@ def test_a_step_that_would_end_the_process_is_an_error_of_its_row() -> None:
 def test_ctrl_c_in_a_step_is_the_users() -> None:
     kwargs: dict[str, Any] = {"raises": "KeyboardInterrupt", "where": "step"}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    vector = make_vector(EnvConfig(f"{ENV}:EndingEnv", kwargs), 1, [0])
+    vector = make_vector(EnvConfig("tests.support.ending_envs:EndingEnv", kwargs), 1, [0])
     with pytest.raises(KeyboardInterrupt):
         steps(vector, 1)
     vector.close()

@@ -26,7 +26,7 @@ from tests.support.envs import CodeEnv, CountingVectorEnv
 
 pytestmark = pytest.mark.multiprocess
 FAKES = "tests.support.envs"
-ENDING = "tests.support.impolite_envs:EndingEnv"
+ENDING = "tests.support.ending_envs:EndingEnv"
 
 
 def config(name: str, timeout: float = 20.0, **kwargs: Any) -> EnvConfig:

@@ -15,6 +15,7 @@ from sampleforge.run.folder.trust import Trust, trusted_config
 from sampleforge.tools.tournament import load_players
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
+from tests.support.variants import slow
 
 pytest.importorskip("openskill")
 SETTING: dict[str, Any] = {
@@ -60,7 +61,7 @@ def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("draw", ["uniform", "hard", "even"])
+@pytest.mark.parametrize("draw", [slow("uniform"), "hard", slow("even")])
 def test_two_serial_runs_are_bit_identical(tmp_path, draw):
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:

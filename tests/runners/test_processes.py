@@ -28,7 +28,7 @@ def test_a_learner_that_is_stopped_for_good_is_replaced_and_its_successor_answer
             assert monotonic() < deadline
         stopped = runner.pids()[learner.name]
         os.kill(stopped, signal.SIGSTOP)
-        assert isinstance(runner.ask(learner, "metrics", None, 10.0), dict)
+        assert isinstance(runner.ask(learner, "metrics", None, 5.0), dict)
         assert runner.pids()[learner.name] != stopped
         updates = graph.counters.total("updates")
         while graph.counters.total("updates") < updates + 5:

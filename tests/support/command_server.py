@@ -7,24 +7,31 @@ a training imports and then does nothing but fork.
 
 What a fork has in common with a command that was started by exec: it is a child of pytest, leads a
 session, has the given arguments, folder, environment and streams, runs `sampleforge.cli` (or
-train.py) as ``__main__``, and ends as an interpreter ends. Its fork server is another process that
-was forked before the command began, so that it knows nothing of the command, as one started by exec
-would. It differs in having all modules imported, and in that a run that cannot be opened and has
-changed its folder ends with an error that says so. Where the start itself is the subject, or the
-environment names something that Python reads at its start, a command is started by exec.
+train.py) as ``__main__``, and at its end waits for its threads and calls what is registered for it.
+Its fork server is another process that was forked before the command began, so that it knows
+nothing of the command, as one started by exec would. It differs in having all modules imported, and
+in not taking them apart at the end, which is 0.2 s of processor time; in that the sources of flags
+are read, and environments that no test changes are probed, once for all commands of a server; and
+in that a run that cannot be opened and has changed its folder ends with an error that says so.
+Where the start itself is the subject, or the environment names something that Python reads at its
+start, a command is started by exec.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import pickle
 import resource
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -40,10 +47,13 @@ IMPORTED = (
     "setproctitle",
     *(ALGOS[algo].pairing.partition(":")[0] for algo in ALGOS),
     "sampleforge.runners.processes",
+    "sampleforge.env.probe_child",
     "sampleforge.cli.train",
     "sampleforge.cli.running",
+    "tensorboardX",
+    "torch.fx.experimental.symbolic_shapes",  # by autograd, with gradients of several outputs
 )
-"""What a training command and its fork server import. Not `sampleforge.runners.preload`: to import
+"""What a training command and its workers import. Not `sampleforge.runners.preload`: to import
 it is an action of the fork server, which ends with the process that has started it from then on."""
 MESSAGE = 1 << 18
 """Bytes of a request at most: the environment is most of it."""
@@ -55,14 +65,17 @@ ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class Request(NamedTuple):
-    """A command to run; its three streams are passed with the request."""
+    """A command to run; its three streams are passed with the request, and then other files."""
 
     words: list[str]
-    """What follows `python`: a script and its arguments, or -m, a module and its arguments."""
+    """What follows `python`: a script and its arguments, -m, a module and its arguments, or -c and
+    code, which is no command and needs no fork server."""
     cwd: str
     environment: dict[str, str]
     parent: int
     """The pid of the process that the command becomes a child of."""
+    files: tuple[int, ...]
+    """The numbers of the other files."""
 
 
 class CommandServer:
@@ -77,9 +90,14 @@ class CommandServer:
         """The server's pid, None before the first command."""
         return None if self._process is None else self._process.pid
 
-    def popen(self, words: list[str], cwd: Path) -> subprocess.Popen[str]:
-        """Return the running `python *words`: no stdin, stdout and stderr piped as text."""
-        return _ForkedCommand(self, words, cwd)
+    def popen(self, words: list[str], cwd: Path | str, **options: Any) -> subprocess.Popen[Any]:
+        """Return the running `python *words`: by default without stdin, with stdout and stderr
+        piped as text. ``options``: other streams, and ``pass_fds``, as `subprocess.Popen` has
+        them."""
+        if not options:
+            pipe = subprocess.PIPE
+            options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+        return _ForkedCommand(self, words, cwd, options)
 
     def fork(self, request: Request, streams: Sequence[int]) -> int:
         """Start a command; return its pid. A server that has ended, as one does that is killed with
@@ -114,27 +132,24 @@ class CommandServer:
             )
 
 
-class _ForkedCommand(subprocess.Popen[str]):
+class _ForkedCommand(subprocess.Popen[Any]):
     """A child whose process the command server forks instead of fork and exec."""
 
-    def __init__(self, server: CommandServer, words: list[str], cwd: Path) -> None:
+    def __init__(
+        self, server: CommandServer, words: list[str], cwd: Path | str, options: dict[str, Any]
+    ) -> None:
         self._server, self._words = server, words
-        super().__init__(
-            [sys.executable, *words],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__([sys.executable, *words], cwd=cwd, **options)
 
     def _execute_child(self, *args: Any) -> None:
         """Called by Popen's constructor, with all arguments by position."""
-        cwd, ends = args[5], args[10:16]
+        pass_fds, cwd, ends = args[4], args[5], args[10:16]
         p2cread, _, _, c2pwrite, _, errwrite = ends
-        request = Request(self._words, str(cwd), dict(os.environ), os.getpid())
+        request = Request(
+            self._words, str(cwd), dict(os.environ), os.getpid(), tuple(map(int, pass_fds))
+        )
         try:
-            self.pid = self._server.fork(request, (p2cread, c2pwrite, errwrite))
+            self.pid = self._server.fork(request, (p2cread, c2pwrite, errwrite, *pass_fds))
             self._child_created = True
         finally:
             self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
@@ -174,12 +189,12 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def serve(channel: socket.socket) -> None:
-    """Fork a command per request until pytest closes the channel. Returns in the commands too, with
-    what each runs next. SIGHUP is not ignored in them, also where the tests run under nohup."""
+def serve(channel: socket.socket, probes: Path) -> None:
+    """Fork a command per request until pytest closes the channel. SIGHUP is not ignored in them,
+    also where the tests run under nohup. ``probes``: a folder where they keep what they probe."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     while True:
-        message, streams, _, _ = socket.recv_fds(channel, MESSAGE, 3)
+        message, streams, _, _ = socket.recv_fds(channel, MESSAGE, 8)
         if not message:
             return
         request: Request = pickle.loads(message)
@@ -187,29 +202,47 @@ def serve(channel: socket.socket) -> None:
         if between == 0:
             if os.fork():
                 os._exit(0)
-            become_command(request, streams, channel)
-            return
+            become_command(request, streams, channel, probes)
         os.waitpid(between, 0)
         for stream in streams:
             os.close(stream)
 
 
-def become_command(request: Request, streams: Sequence[int], channel: socket.socket) -> None:
-    """Run a command in this process, which the server has forked for it. Raises SystemExit."""
+def become_command(
+    request: Request, streams: Sequence[int], channel: socket.socket, probes: Path
+) -> NoReturn:
+    """Run a command in this process, which the server has forked for it. Raises what the command
+    raises, other than SystemExit."""
     while os.getppid() != request.parent:  # the process between is about to end
         time.sleep(0.0005)
     os.setsid()
     channel.send(pickle.dumps(os.getpid()))
     channel.close()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    place(streams, [0, 1, 2, *request.files], inheritable=True)
     open_streams()
     enter(request.cwd)
     take_environment(request.environment)
-    spawn_from_spare()
+    if request.words[0] != "-c":
+        spawn_from_spare()
+        if not is_script(request.words):
+            remember_probes(probes)
     set_title([sys.executable, *request.words])
-    run_as_main(request.words)
+    try:
+        run_as_main(request.words)
+    except SystemExit as end:
+        leave(end.code)
+    leave(0)
+
+
+def place(received: Sequence[int], numbers: Sequence[int], *, inheritable: bool) -> None:
+    """Move open files to other numbers, of which some may be those of others among them."""
+    above = max([*numbers, *received]) + 1
+    moved = [os.dup2(one, above + place) for place, one in enumerate(received)]
+    for one in received:
+        os.close(one)
+    for one, number in zip(moved, numbers, strict=True):
+        os.dup2(one, number, inheritable=inheritable)
+        os.close(one)
 
 
 def open_streams() -> None:
@@ -242,8 +275,11 @@ def set_title(words: Sequence[str]) -> None:
 
 
 def run_as_main(words: list[str]) -> None:
-    """Do what `python *words` does: with -m, or with a script."""
-    if words[0] == "-m":
+    """Do what `python *words` does: with -c, with -m, or with a script."""
+    if words[0] == "-c":
+        sys.argv[:], sys.path[0] = ["-c"], ""
+        exec(words[1], {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv[:] = words[1:]
         sys.path[0] = os.getcwd()
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -251,6 +287,31 @@ def run_as_main(words: list[str]) -> None:
         sys.argv[:] = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def is_script(words: Sequence[str]) -> bool:
+    """Whether a user's script runs, which a probe imports, as it may register environments."""
+    return words[0] != "-m" and Path(words[0]) != REPO / "train.py"
+
+
+def remember_probes(folder: Path) -> None:
+    from sampleforge.env import probe
+    from tests.support.probes import Remembered  # imports numpy, which pytest does later
+
+    probe.probe = Remembered(folder)  # type: ignore[assignment]
+
+
+def leave(code: str | int | None) -> NoReturn:
+    """End this process as an interpreter does that ends with `sys.exit(code)`, but for its modules,
+    which are not taken apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 class ForkServerStart(NamedTuple):
@@ -305,13 +366,7 @@ def be_spare() -> NoReturn:
     if not message:
         os._exit(0)
     start, numbers = pickle.loads(message)
-    above = max([*numbers, *received]) + 1  # no number may be taken before it is free
-    moved = [os.dup2(one, above + place) for place, one in enumerate(received)]
-    for one in received:
-        os.close(one)
-    for one, number in zip(moved, numbers, strict=True):
-        os.dup2(one, number, inheritable=False)
-        os.close(one)
+    place(received, numbers, inheritable=False)
     enter(start.cwd)
     take_environment(start.environment)
     resource.setrlimit(resource.RLIMIT_NOFILE, start.open_files)
@@ -323,8 +378,11 @@ def be_spare() -> NoReturn:
     sys.path[0] = ""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
-    exec(start.words[-1], vars(main))
-    sys.exit()
+    try:
+        exec(start.words[-1], vars(main))
+    except SystemExit as end:
+        leave(end.code)
+    leave(0)
 
 
 def main() -> None:
@@ -332,14 +390,20 @@ def main() -> None:
     from sampleforge.runtime.imports import import_heavy
 
     import_heavy(*IMPORTED)
+    from sampleforge.cli.train import parse_config
     from sampleforge.run.session import Session
     from tests.support.folders import opened_unchanged
 
+    for algo in ALGOS:  # what is read of their classes is kept
+        parse_config(algo, ["--env", "CartPole-v1"])
+    gc.freeze()
     Session.open = opened_unchanged(Session.open)  # type: ignore[method-assign]
     # Now: the first title finds its place by that of the environment, which a command changes.
     set_title([sys.executable, "-m", "tests.support.command_server"])
+    probes = tempfile.mkdtemp(prefix="sampleforge_tests_probes_")
     with socket.socket(fileno=int(sys.argv[1])) as channel:
-        serve(channel)
+        serve(channel, Path(probes))
+    shutil.rmtree(probes)
 
 
 if __name__ == "__main__":

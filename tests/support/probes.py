@@ -2,32 +2,89 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from sampleforge.env import probe
 from sampleforge.env.config import EnvConfig
 from sampleforge.spec import EnvSpec
+from tests.support.command_server import COMMAND_SERVER
 
 STEADY = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MinAtar/Breakout", "PaddleDuel-v0")
 """Environments that no test changes; nor those of the tests' own modules."""
 _by_probe = probe.probe
-_specs: dict[str, EnvSpec] = {}
 
 
-def remembered_probe(config: EnvConfig, warn: Callable[[str], None] = probe.log.warning) -> EnvSpec:
-    """Return what `probe` returns; in the same pytest process once only for each steady environment
-    with its settings, if there was nothing to warn of. A probe is the start of an interpreter: half
-    a second of a core, two if the environment's module imports torch."""
-    if config.env not in STEADY and not config.env.startswith("tests."):
-        return _by_probe(config, warn)
-    key = json.dumps(probe._own_part(config), sort_keys=True, default=str)
-    if key not in _specs:
-        warnings = list[str]()
-        spec = _by_probe(config, warnings.append)
-        for warning in warnings:
-            warn(warning)
-        if warnings:
-            return spec
-        _specs[key] = spec
-    return _specs[key]
+class Remembered:
+    """What `probe` returns, once only for each steady environment with its settings, if there was
+    nothing to warn of. A probe is the start of an interpreter: a fifth of a second of a core, two
+    seconds if the environment's module imports torch. With a ``folder``, forks of this process
+    find there what another one has probed. ``popen``: what starts the probe's child in the place of
+    `subprocess.Popen`."""
+
+    def __init__(self, folder: Path | None = None, popen: Any = subprocess.Popen) -> None:
+        self._folder, self._popen = folder, popen
+        self._specs: dict[str, EnvSpec] = {}
+
+    def __call__(
+        self, config: EnvConfig, warn: Callable[[str], None] = probe.log.warning
+    ) -> EnvSpec:
+        if config.env not in STEADY and not config.env.startswith("tests."):
+            return self._probed(config, warn)
+        key = json.dumps(probe._own_part(config), sort_keys=True, default=str)
+        if key not in self._specs and not self._read(key):
+            warnings = list[str]()
+            spec = self._probed(config, warnings.append)
+            for warning in warnings:
+                warn(warning)
+            if warnings:
+                return spec
+            self._specs[key] = spec
+            self._write(key)
+        return self._specs[key]
+
+    def _probed(self, config: EnvConfig, warn: Callable[[str], None]) -> EnvSpec:
+        ours = SimpleNamespace(**{**vars(subprocess), "Popen": self._popen})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(probe, "subprocess", ours)
+            return _by_probe(config, warn)
+
+    def _file(self, key: str) -> Path | None:
+        name = hashlib.sha256(key.encode()).hexdigest()
+        return None if self._folder is None else self._folder / name
+
+    def _read(self, key: str) -> bool:
+        """Take what another process has written, if there is anything."""
+        file = self._file(key)
+        if file is None or not file.exists():
+            return False
+        self._specs[key] = pickle.loads(file.read_bytes())
+        return True
+
+    def _write(self, key: str) -> None:
+        file = self._file(key)
+        if file is not None:
+            whole = file.with_suffix(f".{os.getpid()}")
+            whole.write_bytes(pickle.dumps(self._specs[key]))
+            whole.replace(file)
+
+
+def _forked(words: list[str], *, process_group: int, **options: Any) -> subprocess.Popen[Any]:
+    """Start a probe's child as a fork of the command server, which leads a session, and with it a
+    process group."""
+    assert process_group == 0
+    return COMMAND_SERVER.popen(words[1:], **options)
+
+
+remembered_probe = Remembered(popen=_forked if sys.platform == "linux" else subprocess.Popen)
+"""For the sessions of this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -55,20 +56,26 @@ LITTER = {
 }
 
 
-@pytest.mark.parametrize("kind", LITTER)
-def test_litter_fails_the_test_and_is_named(tmp_path: Path, kind: str) -> None:
-    name = f"sampleforge-litter-{secrets.token_hex(4)}"
-    body = LITTER[kind].replace("NAME", name)
+def test_litter_fails_the_test_and_is_named(tmp_path: Path) -> None:
+    """Of every kind, each in a test of its own."""
+    name, kinds = f"sampleforge-litter-{secrets.token_hex(4)}", list(LITTER)
+    tests = [
+        f"def test_{number}():\n    {LITTER[kind].replace('NAME', f'{name}-{number}')}"
+        for number, kind in enumerate(kinds)
+    ]
     try:
-        done = outcome_of(tmp_path, f"def test_it():\n    {body}")
+        done = outcome_of(tmp_path, "\n".join(tests))
     finally:
         for left in Path("/dev/shm").glob(f"{name}*"):
             left.unlink()
     assert done.returncode == 1, done.stdout
-    assert "the test left behind" in done.stdout
+    blamed = re.split(r"ERROR at teardown of test_(\d+)", done.stdout)
+    assert blamed[1::2] == [str(number) for number in range(len(kinds))], done.stdout
     named = {"orphan": "process", "file": "litter.txt", "name of shared memory": "/dev/shm/ps"}
-    expected = named.get(kind, name if kind.startswith("name") else kind)
-    assert expected in done.stdout.split("the test left behind")[1]
+    for number, (kind, said) in enumerate(zip(kinds, blamed[2::2], strict=True)):
+        of_name = f"{name}-{number}" if kind.startswith("name") else kind
+        assert "the test left behind" in said, kind
+        assert named.get(kind, of_name) in said.split("the test left behind")[1], (kind, said)
 
 
 def test_names_of_other_programs_are_not_blamed_on_the_test(tmp_path: Path) -> None:

@@ -116,13 +116,17 @@ def test_every_report_arrives_and_a_sink_that_fails_is_a_warning(tmp_path: Path)
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_csv_wandb_and_trackio_have_what_the_run_reported(run_cli: RunCli, tmp_path: Path) -> None:
+def test_csv_wandb_and_trackio_have_what_the_run_reported(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = "train appo --env CartPole-v1 --serial --run-dir run --seed 1 --num-policies 2"
     words += " --train-for-env-steps 3000 --report-interval 1 --evaluate-interval 1000"
     words += " --evaluate-episodes 2 --num-envs-per-worker 8 --track csv wandb trackio"
     words += " --track-project p --track-name n --track-group g --quiet"
     places = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
-    done = run_cli(*words.split(), env=places, timeout=100)
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    done = run_cli(*words.split(), timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith("Finished") and len(done.stdout.splitlines()) == 1
     reports = [

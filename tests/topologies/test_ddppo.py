@@ -314,7 +314,7 @@ def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_p
 @pytest.mark.parametrize("victim", [0, slow(1)])
 def test_a_rank_that_stands_still_is_replaced(start_cli: Any, tmp_path: Path, victim: int) -> None:
     """Wherever it stopped, in an update or not: the others have their time-out."""
-    run = training(start_cli, tmp_path, "--rank-timeout", "8")
+    run = training(start_cli, tmp_path, "--rank-timeout", "5")
     stopped = rank_process(run.pid, victim)
     os.kill(stopped, signal.SIGSTOP)
     wait_for_restarts(run, tmp_path, 1)
@@ -323,7 +323,7 @@ def test_a_rank_that_stands_still_is_replaced(start_cli: Any, tmp_path: Path, vi
     run.terminate()
     _, shown = run.communicate(timeout=20)
     assert run.returncode == 143
-    assert f"rank {victim} was silent for 8 s" in shown and "(1 of 3 times)" in shown
+    assert f"rank {victim} was silent for 5 s" in shown and "(1 of 3 times)" in shown
     assert summary_of(tmp_path)["restarts"] == 1
 
 

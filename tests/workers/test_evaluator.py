@@ -388,17 +388,21 @@ def test_a_run_ends_while_an_evaluation_is_under_way_and_resumes(tmp_path: Path)
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_rank_of_torchrun_has_an_evaluator_beside_it(tmp_path: Path, start_cli: Any) -> None:
+def test_a_rank_of_torchrun_has_an_evaluator_beside_it(
+    tmp_path: Path, start_cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0, which is the driver as well, and here the only one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     flags = (
         "train ddppo --env CartPole-v1 --device cpu --num-envs-per-worker 2 --rollout 32 --quiet "
         "--run-dir run --evaluate-interval 300 --evaluate-episodes 3"
     )
-    run = start_cli(*flags.split(), env=variables)
+    run = start_cli(*flags.split())
     metrics = tmp_path / "run" / "metrics.jsonl"
 
     def evaluated() -> bool:

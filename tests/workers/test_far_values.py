@@ -117,7 +117,7 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["obs", "reward"])
-@pytest.mark.parametrize("name", [slow(name) if name == "td3" else name for name in RUNS])
+@pytest.mark.parametrize("name", [slow(name) if name in ("sac", "td3") else name for name in RUNS])
 def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     name: str, where: str, tmp_path: Path
 ) -> None:

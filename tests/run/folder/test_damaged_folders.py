@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,20 +23,13 @@ from sampleforge.run.folder.trust import check_places
 from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
 from tests.support.graphs import spec_of
+from tests.support.processes import RunCli
 
 
 @pytest.mark.multiprocess(timeout=240)
-def test_damaged_folders_run_no_code_and_load_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, str(REPO / "benchmarks" / "damaged_folders.py"), "--count", "40"]
-    path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=220,
-    )
+def test_damaged_folders_run_no_code_and_load_nothing_else(run_cli: RunCli) -> None:
+    command = str(REPO / "benchmarks" / "damaged_folders.py")
+    ended = run_cli(command, "--count", "40", timeout=220)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     none = "0 code executions, 0 wrong, 0 accesses outside, 0 files outside"
     assert none in ended.stdout

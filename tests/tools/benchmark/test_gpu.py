@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import REPO
+from tests.support.processes import RunCli
 
 
 @pytest.fixture
@@ -70,19 +69,11 @@ def test_targets_are_judged_by_the_best_variant(gpu: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.multiprocess(timeout=240)
-def test_the_command_writes_its_report_without_a_gpu(tmp_path: Path) -> None:
+def test_the_command_writes_its_report_without_a_gpu(run_cli: RunCli, tmp_path: Path) -> None:
     out = tmp_path / "found.md"
-    command = [sys.executable, str(REPO / "benchmarks" / "gpu.py"), "--dry-run"]
+    command = [str(REPO / "benchmarks" / "gpu.py"), "--dry-run"]
     command += ["--out", str(out), "--only", "inference", "apex-gpu-frames"]
-    path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    ended = run_cli(*command, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(out.with_suffix(".json").read_text())
     assert found["device"] == "cpu"

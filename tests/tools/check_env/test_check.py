@@ -168,7 +168,7 @@ def test_an_environment_that_hangs_or_crashes_after_the_probe_is_an_error_that_s
 @pytest.mark.parametrize("raises", ["SystemExit", "exit", "hang"])
 def test_a_close_that_fails_does_not_change_the_verdict(raises: str) -> None:
     kwargs: dict[str, Any] = {"raises": raises, "where": "close"}
-    config = EnvConfig("tests.support.impolite_envs:EndingEnv", kwargs)
+    config = EnvConfig("tests.support.ending_envs:EndingEnv", kwargs)
     found = [found for found in check_env(config, 1.0) if isinstance(found, Finding)]
     assert {"throughput", "memory"} <= {finding.name for finding in found}, "all is measured"
     assert not [finding for finding in found if finding.verdict == "error"]

@@ -19,10 +19,11 @@ from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.tools.jobs.jobs import LaunchFailed, Work
 from sampleforge.tools.jobs.training_job import Outcome, read_outcome, write_outcome
-from sampleforge.tools.population.across_runs import Population, PopulationSettings
+from sampleforge.tools.population.across_runs import Population
 from sampleforge.tools.population.member import MemberJob
 from sampleforge.tools.population.member_change import MemberRules
 from sampleforge.tools.population.published import MergedLineage, lineage_file, run_folder
+from sampleforge.tools.population.settings import PopulationSettings
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import RunCli, StartCli, session_members

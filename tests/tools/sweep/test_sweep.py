@@ -236,7 +236,7 @@ sampler: random
 config:
   env: CartPole-v1
   train_for_env_steps: 3000
-  num_workers: 1
+  serial: true
   num_envs_per_worker: 8
   report_interval: 0.2
 search: {learning_rate: {low: 1e-4, high: 1e-2, log: true}}

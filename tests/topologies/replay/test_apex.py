@@ -41,6 +41,7 @@ from tests.support.apex_graphs import (
 )
 from tests.support.graphs import running, spec_of, survive_kills
 from tests.support.pairings import network_maker, plan_of
+from tests.support.variants import slow
 
 COUNTING = "tests.support.envs:CountingVectorEnv"
 
@@ -143,7 +144,7 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [slow(1), 2])
 def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> None:
     """A slow learner: leases come one at a time. Every row plays on all the same."""
     chosen = apex_config(samples_per_insert=30.0, num_splits=3, num_replay_shards=shards)
