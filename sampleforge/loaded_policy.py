@@ -14,7 +14,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
@@ -67,7 +66,7 @@ class LoadedPolicy:
     def act(
         self,
         obs: Any,
-        state: torch.Tensor | npt.NDArray[Any] | None = None,
+        state: torch.Tensor | Array | None = None,
         *,
         mask: Any = None,
         stochastic: bool = False,
@@ -120,7 +119,7 @@ class LoadedPolicy:
     def predict(
         self,
         observation: Any,
-        state: torch.Tensor | npt.NDArray[Any] | None = None,
+        state: torch.Tensor | Array | None = None,
         episode_start: Any = None,
         deterministic: bool = False,
         *,
