@@ -8,6 +8,7 @@ sets the destination once per process.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from queue import Full
@@ -103,6 +104,30 @@ def send_through(sender: Send | None) -> Send | None:
     global _send
     before, _send = _send, sender or _ignore
     return None if before is _ignore else before
+
+
+class PythonWarnings:
+    """Sends Python's warnings as log lines, in the place of ``warnings.showwarning``: each text
+    once, whatever numbers it has, so that a step with another number each time tells it once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[type[Warning], str]] = set()
+
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        text = re.sub(r"\x1b\[[\d;]*m", "", str(message))
+        key = category, re.sub(r"\d+", "", text)
+        if key not in self._told:
+            self._told.add(key)
+            said = f"{category.__name__}: {text} ({filename}:{lineno})"
+            send("log", ("warning", said[-MAX_TEXT:]))
 
 
 class EventLogHandler(logging.Handler):

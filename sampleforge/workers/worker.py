@@ -14,6 +14,7 @@ import os
 import select
 import sys
 import traceback
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +33,7 @@ from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.counters import Progress
-from sampleforge.shared.events import EventLogHandler, EventSender, send_through
+from sampleforge.shared.events import EventLogHandler, EventSender, PythonWarnings, send_through
 from sampleforge.shared.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ def run_worker(
     begin_process()
     send_through(events)
     logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
-    logging.captureWarnings(True)
+    warnings.showwarning = PythonWarnings()
     try:
         with nullcontext() if keeps_directory else scratch_directory(scratch):
             run(worker, stop, channel, life)

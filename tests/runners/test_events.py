@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -15,7 +16,14 @@ import pytest
 
 from sampleforge.api import Trainer, train
 from sampleforge.runners.events import EventReader
-from sampleforge.shared.events import Event, EventLogHandler, EventSender, send, send_through
+from sampleforge.shared.events import (
+    Event,
+    EventLogHandler,
+    EventSender,
+    PythonWarnings,
+    send,
+    send_through,
+)
 from sampleforge.topologies.config import AppoConfig
 
 
@@ -120,6 +128,23 @@ def test_events_of_a_process_without_a_session_are_dropped() -> None:
     log.warning("x %d", 3)
     send_through(None)
     assert heard == ["x 3"]
+
+
+def test_a_warning_of_a_package_is_one_line_once_whatever_numbers_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[tuple[str, str]] = []
+    send_through(lambda kind, payload: heard.append(payload))
+    monkeypatch.setattr(warnings, "showwarning", PythonWarnings())
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for count in range(3):
+            warnings.warn(f"\x1b[33mWARN: step {count}\x1b[0m", UserWarning, stacklevel=1)
+        warnings.warn("another", DeprecationWarning, stacklevel=1)
+    send_through(None)
+    assert [level for level, _ in heard] == ["warning", "warning"]
+    assert heard[0][1].startswith(f"UserWarning: WARN: step 0 ({__file__}:")
+    assert heard[1][1].startswith("DeprecationWarning: another (")
 
 
 DIES_WITH_THE_LOCK = """
