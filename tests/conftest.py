@@ -98,6 +98,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # here: tests without the marker need not import it
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch sees no CUDA device")
     with deadline(item, "set-up"):
         return (yield)
 

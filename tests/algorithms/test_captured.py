@@ -193,8 +193,6 @@ def test_updates_of_critics_from_a_graph_are_those_without_one(
 @pytest.mark.gpu
 @pytest.mark.parametrize("more", [{}, {"advantage": "gae", "num_epochs": 2, "minibatch_size": 8}])
 def test_updates_from_a_cuda_graph_are_near_those_without_one(more: dict[str, Any]) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
     device, chosen = torch.device("cuda"), config(**more)
     eager, graphed = learner_of(chosen, device), learner_of(chosen, device)
     graphed.use_graphs(CudaGraphs(device))
@@ -207,8 +205,6 @@ def test_updates_from_a_cuda_graph_are_near_those_without_one(more: dict[str, An
 
 @pytest.mark.gpu
 def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
     device = torch.device("cuda")
     of = DqnConfig(learning_rate=1e-3, optimiser_eps=1e-6, target_update_interval=2)
     of = replace(of, optimiser="adam")

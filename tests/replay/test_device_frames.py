@@ -122,8 +122,6 @@ def test_memory_for_some_of_the_slots_gives_them_places() -> None:
 @pytest.mark.gpu
 def test_frames_on_a_gpu_are_those_of_the_slots() -> None:
     """Many slots, some without a place, in an order of their own."""
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
     leaf = ArraySpec((4, 84, 84), "uint8", stack="zero")
     spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
     shape = SlotShape(8, 4, spec, 0, {}, single_frames=True, finished=ITEM_COLUMNS)
