@@ -94,7 +94,10 @@ def describe(error: BaseException) -> str:
     from sampleforge.run.watches import EnvironmentFails
     from sampleforge.runners.base import WorkerDied
     from sampleforge.workers.metrics import DivergedError
+    from sampleforge.workers.worker import out_of_memory
 
+    if (text := out_of_memory(error)) is not None:  # of a worker in this process (--serial)
+        return text
     of_folder = (CannotWrite, CheckpointError, CheckpointNotWritten, RunFolderGone)
     if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
         return str(error)

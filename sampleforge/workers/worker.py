@@ -252,14 +252,21 @@ def _told(error: BaseException) -> str:
     ConfigError its message, which says all that the user can do about it."""
     if isinstance(error, ConfigError):
         return str(error)
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which not every worker imports
-        return (
-            f"the GPU has not enough memory: {str(error).split('. See documentation')[0]}. Lower "
-            "--batch-size or --minibatch-size (learner), --replay-gpu-memory (its copies of "
-            "frames), --num-envs-per-worker or --num-policy-workers (inference), or end other "
-            "programs that use the GPU"
-        )
-    return f"its traceback:\n\n{''.join(traceback.format_exception(error)).rstrip()}"
+    return out_of_memory(error) or (
+        f"its traceback:\n\n{''.join(traceback.format_exception(error)).rstrip()}"
+    )
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return what to say of an error for which a GPU had not enough memory; None of another."""
+    if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every worker imports
+        return None
+    return (
+        f"the GPU has not enough memory: {str(error).split('. See documentation')[0]}. Lower "
+        "--batch-size or --minibatch-size (learner), --replay-gpu-memory (its copies of "
+        "frames), --num-envs-per-worker or --num-policy-workers (inference), or end other "
+        "programs that use the GPU"
+    )
 
 
 def close(worker: Worker, limit: AbstractContextManager[None] | None = None) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
+from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.api import train
 from sampleforge.config import ConfigError
+from sampleforge.run.ending import describe
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.workers.staged_acting import StagedActing
 from sampleforge.workers.worker import _told
 
 
@@ -22,6 +30,30 @@ def test_a_gpu_out_of_memory_names_the_flags_that_take_it() -> None:
         "--num-envs-per-worker",
     ):
         assert flag in said
+    assert describe(error) == said, "with --serial as well, where the worker is in the driver"
+
+
+@pytest.mark.parametrize(("owner", "work"), [(PpoLearner, "update"), (StagedActing, "act")])
+def test_a_run_whose_learner_or_policy_worker_has_not_enough_memory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, work: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(owner, work, fail)
+    config = AppoConfig(
+        env="CartPole-v1",
+        num_workers=1,
+        inference="worker",
+        serial=True,
+        train_for_env_steps=10_000,
+        run_dir=str(tmp_path / "run"),
+        device="cpu",
+        seed=1,
+    )
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        train(config)
+    assert "Lower --batch-size or --minibatch-size" in describe(raised.value)
 
 
 def test_a_config_error_is_told_as_it_is_and_any_other_with_its_traceback() -> None:
