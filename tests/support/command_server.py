@@ -90,10 +90,12 @@ class CommandServer:
         """The server's pid, None before the first command."""
         return None if self._process is None else self._process.pid
 
-    def popen(self, words: list[str], cwd: Path | str, **options: Any) -> subprocess.Popen[Any]:
+    def popen(
+        self, words: list[str], cwd: Path | str | None, **options: Any
+    ) -> subprocess.Popen[Any]:
         """Return the running `python *words`: by default without stdin, with stdout and stderr
-        piped as text. ``options``: other streams, and ``pass_fds``, as `subprocess.Popen` has
-        them."""
+        piped as text. ``options``: other streams, ``pass_fds`` and ``env``, as `subprocess.Popen`
+        has them."""
         if not options:
             pipe = subprocess.PIPE
             options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
@@ -136,18 +138,22 @@ class _ForkedCommand(subprocess.Popen[Any]):
     """A child whose process the command server forks instead of fork and exec."""
 
     def __init__(
-        self, server: CommandServer, words: list[str], cwd: Path | str, options: dict[str, Any]
+        self,
+        server: CommandServer,
+        words: list[str],
+        cwd: Path | str | None,
+        options: dict[str, Any],
     ) -> None:
         self._server, self._words = server, words
         super().__init__([sys.executable, *words], cwd=cwd, **options)
 
     def _execute_child(self, *args: Any) -> None:
         """Called by Popen's constructor, with all arguments by position."""
-        pass_fds, cwd, ends = args[4], args[5], args[10:16]
+        pass_fds, cwd, env, ends = args[4], args[5], args[6], args[10:16]
         p2cread, _, _, c2pwrite, _, errwrite = ends
-        request = Request(
-            self._words, str(cwd), dict(os.environ), os.getpid(), tuple(map(int, pass_fds))
-        )
+        environment = dict(os.environ if env is None else env)
+        folder, files = str(cwd or os.getcwd()), tuple(map(int, pass_fds))
+        request = Request(self._words, folder, environment, os.getpid(), files)
         try:
             self.pid = self._server.fork(request, (p2cread, c2pwrite, errwrite, *pass_fds))
             self._child_created = True
@@ -277,7 +283,7 @@ def set_title(words: Sequence[str]) -> None:
 def run_as_main(words: list[str]) -> None:
     """Do what `python *words` does: with -c, with -m, or with a script."""
     if words[0] == "-c":
-        sys.argv[:], sys.path[0] = ["-c"], ""
+        sys.argv[:] = ["-c"]
         exec(words[1], {"__name__": "__main__"})
     elif words[0] == "-m":
         sys.argv[:] = words[1:]

@@ -82,8 +82,8 @@ class Remembered:
 def _forked(words: list[str], *, process_group: int, **options: Any) -> subprocess.Popen[Any]:
     """Start a probe's child as a fork of the command server, which leads a session, and with it a
     process group."""
-    assert process_group == 0
-    return COMMAND_SERVER.popen(words[1:], **options)
+    assert process_group == 0 and words[1:3] == ["-P", "-c"], words[:3]
+    return COMMAND_SERVER.popen(words[2:], **options)
 
 
 remembered_probe = Remembered(popen=_forked if sys.platform == "linux" else subprocess.Popen)
