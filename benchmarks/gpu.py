@@ -140,7 +140,8 @@ def benchmark(
             words += ["--num-ranks", str(setting.devices)]
         sizes = setting.sizes
         if algo == "ddppo" and "--num-workers" in sizes:
-            del sizes[sizes.index("--num-workers") :][:2]
+            at = sizes.index("--num-workers")
+            sizes[at : at + 2] = ["--rollout", "16"]
         with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
             run_dir = Path(folder) / "run"
             command = [sys.executable, str(REPO / "train.py"), *words, *sizes]
