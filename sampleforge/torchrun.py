@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
-from sampleforge.run.callback import named_callbacks
+from sampleforge.run.callback import callbacks_of
 from sampleforge.run.deployment import LeadingRank, rank_info, rendezvous_of
 from sampleforge.run.ending import describe
 from sampleforge.run.folder.stored_config import REPORTS, with_own_code
@@ -135,7 +135,7 @@ def follower_graph(
     assert config.seed is not None
     start = ResumePoint(config.seed, message["resumes"], message["env_steps"], message["wall_s"])
     plan = plan_run(chosen, config, spec)
-    callbacks = for_workers(named_callbacks(config.callbacks), processes=False)
+    callbacks = for_workers(callbacks_of((), config.callbacks), processes=False)
     policy = PolicyStart(ONLY_POLICY, start, never_saves)
     return plan.wire(start, [policy], hooks=RunHooks(callbacks, (ONLY_POLICY,)))
 

@@ -136,10 +136,11 @@ def adds_metrics(callback: Callback) -> bool:
     return in_workers or type(callback).extend_report is not Callback.extend_report
 
 
-def checked(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return ``callbacks``. Raises ConfigError for one that is not an object of a class derived
-    from `Callback`."""
-    for callback in callbacks:
+def callbacks_of(given: Sequence[Callback], names: Sequence[str]) -> list[Callback]:
+    """Return the callbacks ``given``, and an object of each of the classes ``names``,
+    package.module:Class (``--callbacks``). Raises ConfigError for one that is not an object of a
+    class derived from `Callback`, and if there is no class of a name."""
+    for callback in given:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type)
             name = callback.__name__ if is_class else repr(callback)
@@ -147,13 +148,7 @@ def checked(callbacks: Sequence[Callback]) -> list[Callback]:
                 f"callbacks=[...] has {name}, but must have objects of classes derived from "
                 f"sampleforge.Callback{f': give {name}()' if is_class else ''}"
             )
-    return list(callbacks)
-
-
-def named_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Return an object of each of the classes ``names``, package.module:Class (``--callbacks``).
-    Raises ConfigError if there is no such class."""
-    return [_named(name) for name in names]
+    return [*given, *(_named(name) for name in names)]
 
 
 def _named(name: str) -> Callback:

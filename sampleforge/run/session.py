@@ -12,8 +12,7 @@ from sampleforge.run.callback import (
     Level,
     Message,
     UntilWired,
-    checked,
-    named_callbacks,
+    callbacks_of,
     tell,
 )
 from sampleforge.run.deployment import Deployment
@@ -77,7 +76,7 @@ class Session:
         with all defaults."""
         self.roles = roles
         self._deployment = deployment or Deployment(serial=config.serial)
-        self._callbacks = checked(callbacks)
+        self._callbacks = callbacks_of(callbacks, config.callbacks)
         self._files = RunFiles()
         self._resources = ExitStack()
         self._runner: Runner | None = None
@@ -109,12 +108,10 @@ class Session:
             self._start()
 
     def _open(self) -> None:
-        named = named_callbacks(self.asked.callbacks)  # to try the environment may take long
         self.spec = self._deployment.try_environment(self.asked)
         from sampleforge.run.opening import open_run, with_code
 
         self.asked = with_code(self.asked)
-        self._callbacks += named
         self.opened = open_run(
             self.asked, self.spec, self.roles, self._resources, self._ending.is_early
         )

@@ -54,6 +54,7 @@ class StoredPlan:
 
     num_workers = 0
     envs = 0
+    policy_cores = 0
     shared_bytes = 0  # the data are in the learner's own memory
 
     def sampler_sizes(self, worker: str) -> list[str]:

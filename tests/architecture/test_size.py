@@ -17,7 +17,7 @@ STATED = re.compile(
 )
 """A size of the code, or how long the tests take: both change with every commit."""
 
-MOST_IMPORTS = 41
+MOST_IMPORTS = 40
 TEXT = '''"""A module."""
 import os, sys
 from functools import partial

@@ -84,6 +84,7 @@ class CommandServer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._lock = threading.Lock()  # of one request and its answer
 
     @property
     def pid(self) -> int | None:
@@ -104,11 +105,11 @@ class CommandServer:
     def fork(self, request: Request, streams: Sequence[int]) -> int:
         """Start a command; return its pid. A server that has ended, as one does that is killed with
         all that a hanging test has started, is replaced."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._start()
-        assert self._socket is not None
-        with _adopting_orphans():
+        with self._lock, _adopting_orphans():
+            if self._process is None or self._process.poll() is not None:
+                self.close()
+                self._start()
+            assert self._socket is not None
             socket.send_fds(self._socket, [pickle.dumps(request)], list(streams))
             answer = self._socket.recv(MESSAGE)
         if not answer:

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +36,17 @@ class Remembered:
     def __init__(self, folder: Path | None = None, popen: Any = subprocess.Popen) -> None:
         self._folder, self._popen = folder, popen
         self._specs: dict[str, EnvSpec] = {}
+        self._patching = threading.Lock()
 
     def __call__(
-        self, config: EnvConfig, warn: Callable[[str], None] = probe.log.warning
+        self,
+        config: EnvConfig,
+        warn: Callable[[str], None] = probe.log.warning,
+        not_closed: Callable[[str], None] | None = None,
     ) -> EnvSpec:
-        if config.env not in STEADY and not config.env.startswith("tests."):
-            return self._probed(config, warn)
+        steady = config.env in STEADY or config.env.startswith("tests.")
+        if not steady or not_closed is not None:
+            return self._probed(config, warn, not_closed)
         key = json.dumps(probe._own_part(config), sort_keys=True, default=str)
         if key not in self._specs and not self._read(key):
             warnings = list[str]()
@@ -53,11 +59,16 @@ class Remembered:
             self._write(key)
         return self._specs[key]
 
-    def _probed(self, config: EnvConfig, warn: Callable[[str], None]) -> EnvSpec:
+    def _probed(
+        self,
+        config: EnvConfig,
+        warn: Callable[[str], None],
+        not_closed: Callable[[str], None] | None = None,
+    ) -> EnvSpec:
         ours = SimpleNamespace(**{**vars(subprocess), "Popen": self._popen})
-        with pytest.MonkeyPatch.context() as patched:
+        with self._patching, pytest.MonkeyPatch.context() as patched:
             patched.setattr(probe, "subprocess", ours)
-            return _by_probe(config, warn)
+            return _by_probe(config, warn, not_closed)
 
     def _file(self, key: str) -> Path | None:
         name = hashlib.sha256(key.encode()).hexdigest()

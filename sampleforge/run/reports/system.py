@@ -37,6 +37,10 @@ class GpuUse(NamedTuple):
     percent: float | None
     memory: int
 
+    @property
+    def memory_mib(self) -> float:
+        return self.memory / MIB
+
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
@@ -185,7 +189,7 @@ class SystemMetrics(Callback):
         for device, use in self._gpus.use().items():
             if use.percent is not None:
                 figures[f"system_gpu{device}_percent"] = use.percent
-            figures[f"system_gpu{device}_memory_mib"] = use.memory / MIB
+            figures[f"system_gpu{device}_memory_mib"] = use.memory_mib
         return figures
 
 

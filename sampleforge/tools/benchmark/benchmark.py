@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.vector import EnvVector, own_outputs
-from sampleforge.run.reports.system import MIB, NO_GPUS, Gpus, gpus_of
+from sampleforge.run.reports.system import NO_GPUS, Gpus, gpus_of
 from sampleforge.run.reports.verdict import (
     BenchmarkContext,
     gpu_load,
@@ -224,7 +224,7 @@ class Benchmark:
             "idle_cores": window.idle_cores,
             "others_cores": max(0.0, context.cores - sum(window.busy.values()) - window.idle_cores),
             "gpus": {
-                str(device): {"percent": use.percent, "memory_mib": use.memory / MIB}
+                str(device): {"percent": use.percent, "memory_mib": use.memory_mib}
                 for device, use in window.gpus.items()
             },
             "policy_busy": policy_busy(table),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -323,8 +324,9 @@ def test_the_command_goes_on_after_kills_of_a_member_and_of_the_launcher(
 
     def job() -> psutil.Process | None:
         for member in session_members(launcher.pid):
-            if "submitit.core._submit" in " ".join(member.cmdline()):
-                return member
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if "submitit.core._submit" in " ".join(member.cmdline()):
+                    return member
         return None
 
     merged = tmp_path / "p" / lineage.FILE
