@@ -138,8 +138,10 @@ def check_places(folder: Path, names: tuple[str, ...]) -> None:
         if stat.S_ISLNK(mode):
             try:
                 target = path.resolve()
-            except (OSError, RuntimeError) as error:  # RuntimeError: before Python 3.13
-                raise ConfigError(f"{path} is a link that leads nowhere; remove it") from error
+            except (OSError, RuntimeError):  # RuntimeError: before Python 3.13
+                target = path
+            if target.is_symlink():  # as it is, since Python 3.13
+                raise ConfigError(f"{path} is a link that leads nowhere; remove it")
             if not target.is_relative_to(inside):
                 raise ConfigError(
                     f"{path} is a link to {target}, outside of the run folder, and such links are "
