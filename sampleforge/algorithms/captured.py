@@ -79,7 +79,7 @@ class CapturedWork:
         self._fixed = fixed
         self._in_place = in_place
         self._valid_for: Hashable = None
-        self._seen: set[Hashable] = set()  # shapes: all in place, else those of the latest inputs
+        self._seen: set[Hashable] = set()  # the inputs in place, else the latest shapes
         self._captured: dict[Hashable, _Graph] = {}  # the graph that was used last at the end
 
     def __call__(self, inputs: Any) -> Outputs:
@@ -88,18 +88,20 @@ class CapturedWork:
             self._captured.clear()
             self._valid_for = fixed
             self._seen.clear()
-        values = () if self._in_place else tensors_of(inputs)
-        shapes: Hashable = tuple((value.shape, value.dtype) for value in values) or id(inputs)
-        again = shapes in self._seen
+        key: Hashable = id(inputs)
+        if not self._in_place:
+            values = tensors_of(inputs)
+            key = tuple((value.shape, value.dtype) for value in values)
+        again = key in self._seen
         if not self._in_place:
             self._seen.clear()
-        self._seen.add(shapes)
-        captured = self._captured.pop(shapes, None)
+        self._seen.add(key)
+        captured = self._captured.pop(key, None)
         if captured is None:
             if not again:
                 return self._work(inputs)
             captured = self._capture(inputs)
-        self._captured[shapes] = captured
+        self._captured[key] = captured
         if not self._in_place:
             for place, value in zip(tensors_of(captured[0]), values, strict=True):
                 place.copy_(value, non_blocking=True)

@@ -17,6 +17,7 @@ from sampleforge.topologies.sampler_plan import (
     check_minibatch,
     choose_precision,
     learner_threads,
+    may_pin,
     minibatches,
     overlaps_inline,
     policy_lag,
@@ -67,10 +68,7 @@ def plan_ranks(
         precision=precision,
         acting_precision=choose_precision(config, acts_on, image)[0],
         learner_threads=config.learner_threads or threads,
-        pin_actors=config.set_workers_cpu_affinity
-        and this_machine().pins
-        and here <= cores
-        and not config.serial,
+        pin_actors=may_pin(config) and here <= cores,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
         records=config.record is not None,

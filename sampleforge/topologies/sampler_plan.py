@@ -357,21 +357,24 @@ def most_workers(rows: int, cores: int) -> int:
     return max(n for n in range(1, min(rows, cores) + 1) if rows % n == 0)
 
 
+def may_pin(config: SamplingConfig) -> bool:
+    """Return whether workers may be pinned to cores at all: as asked, and as the machine can."""
+    return config.set_workers_cpu_affinity and this_machine().pins and not config.serial
+
+
 def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
     """Return the number of cores that the run's policy workers have to themselves: one each on a
     GPU, if that leaves most of the cores. On cores that actors share with them, an answer comes
     late, because an actor that is woken runs first."""
     workers = getattr(config, "num_policies", 1) * config.num_policy_workers
     enough = this_machine().cores >= CORES_PER_POLICY_WORKER * workers
-    wanted = config.set_workers_cpu_affinity and this_machine().pins and not config.serial
-    return workers if acts_on_gpu and enough and wanted else 0
+    return workers if acts_on_gpu and enough and may_pin(config) else 0
 
 
 def _pins_actors(config: SamplingConfig, core_for_each: bool) -> bool:
     """Return whether each actor is pinned to a core. The threads of env rows that step
     independently may use all cores."""
-    wanted = config.set_workers_cpu_affinity and not config.variable_experience
-    return wanted and this_machine().pins and core_for_each and not config.serial
+    return may_pin(config) and core_for_each and not config.variable_experience
 
 
 def pins_beside(sampler: SamplerPlan, busy: int) -> bool:
