@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -126,6 +127,7 @@ class RunFolder:
         self._is_prepared = False
         self._before: dict[Path, bytes] = {}
         self._made: Path | None = None
+        self._made_above: list[Path] = []  # the folders above it, the nearest first
         """What `create` has made: the folder, or the lock file in it."""
 
     @classmethod
@@ -152,8 +154,9 @@ class RunFolder:
         """
         try:
             made = next((p for p in (self.path, self.path / ".lock") if not p.exists()), None)
+            above = [folder for folder in self.path.parents if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._made = made
+            self._made, self._made_above = made, above
             check_places(self.path, _FILES)
             self._lock = lock_folder(self.path, "--run-dir")
         except OSError as error:
@@ -186,9 +189,12 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what `create` has made, the folder or the lock file in it: the run did not
-        begin."""
+        begin. Folders above it stay if there is something in them."""
         if self._made == self.path:
             shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):
+                for folder in self._made_above:
+                    folder.rmdir()
         elif self._made is not None:
             self._made.unlink(missing_ok=True)
 

@@ -76,6 +76,22 @@ def test_a_folder_that_exists_already_is_used(tmp_path):
         folder.close()
 
 
+def test_of_a_run_that_did_not_begin_no_folder_stays(tmp_path):
+    (tmp_path / "kept").mkdir()
+    for path in ("runs/a", "kept/runs/a"):
+        folder = RunFolder(tmp_path / path)
+        folder.create()
+        folder.close()
+        folder.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
+    folder = RunFolder(tmp_path / "new" / "a")
+    folder.create()
+    (tmp_path / "new" / "other").touch()
+    folder.close()
+    folder.discard()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="another --run-dir"):
