@@ -282,7 +282,8 @@ def load_model(
     environment (in a multi-agent one, that of the agents that the policy plays), and the plain
     state of the checkpoint. ``policy``: the id of the policy, if the run has several. Raises
     ConfigError if there is no checkpoint, or if spec.json does not fit it."""
-    store = CheckpointStore(folder.policy_checkpoints(policy), config.keep_checkpoints)
+    stored = roles_of_policies(config).stored_as(policy)
+    store = CheckpointStore(folder.policy_checkpoints(stored), config.keep_checkpoints)
     loaded = store.load("best" if which == "best" else "latest", log=print)
     if loaded is None:
         raise ConfigError(f"{folder.path} has no checkpoint yet; train it first")
@@ -320,6 +321,5 @@ def load_other_groups(
     for name in (*roles.trained, *(each for each in roles.frozen if each != OPPONENT)):
         other = roles.agent_group(name, spec)
         if other != group and other not in models:
-            stored = None if roles.trained == (name,) else name
-            models[other] = load_model(folder, config, policy=stored)[0].eval()
+            models[other] = load_model(folder, config, policy=name)[0].eval()
     return group, models

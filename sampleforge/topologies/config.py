@@ -275,6 +275,11 @@ class PolicyRoles:
     frozen: tuple[str, ...]
     pool: int = 0
 
+    def stored_as(self, policy: str | None) -> str | None:
+        """Return the id under which the run folder has the checkpoints of a policy: None for the
+        only one that is trained, whose checkpoints are those of the run."""
+        return None if self.trained == (policy,) else policy
+
     def agent_group(self, policy: str, spec: EnvSpec) -> int:
         """Return the index of the agent group that a policy plays."""
         groups = len(spec.agent_groups)

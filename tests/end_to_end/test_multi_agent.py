@@ -125,6 +125,10 @@ def test_frozen_policies_act_with_the_weights_of_another_run(tmp_path: Path) -> 
     assert is_expected(plays(two, 500, init_from=place))
     told = f"The weights of policy_1 are those of {one}:policy_1 at the beginning"
     assert told in (two / "log.txt").read_text()
+    trained, alone = (load_policy(two, policy=policy).model for policy in ("policy_0", None))
+    pairs = zip(trained.parameters(), alone.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert is_expected(load_policy(two, policy="policy_1").model.state_dict())
 
     earlier = shutil.copytree(two, tmp_path / "earlier")
     shutil.rmtree(earlier / "snapshots")
