@@ -19,7 +19,8 @@ from sampleforge.spec import ACTION_MASK, ActionSpec, EnvSpec
 class RandomPlay:
     """``rows`` rows of ``config.env``, which the constructor creates. ``seats``: the env vector of
     each agent, with the arrays that its steps are written into; a single-agent environment has one.
-    ``episodes``: those that ended with the last step. Two objects with the same arguments take the
+    ``episodes``: those that ended with the last step; ``actions``: its actions, one dict per seat.
+    Two objects with the same arguments take the
     same actions, as long as their action masks are the same."""
 
     def __init__(self, config: EnvConfig, rows: int, seed: int = 0) -> None:
@@ -28,6 +29,7 @@ class RandomPlay:
         for seat, _ in self.seats:
             seat.guard.bounds_far = False
         self.episodes: list[Episode] = []
+        self.actions: list[dict[str, Array]] = []
         self._bounds = [Bounds(seat) for seat in self.vector.seats]
         self._rng = np.random.default_rng(seed)
 
@@ -40,12 +42,12 @@ class RandomPlay:
         """Take a step of all rows. Return the seconds that it took, and the processor seconds that
         this process used meanwhile; both without the drawing of the actions."""
         rows = self.vector.num_rows
-        chosen = [
+        self.actions = [
             random_actions(seat.spec, rows, self._rng, out.obs.get(ACTION_MASK))
             for seat, out in self.seats
         ]
         used, began = process_time(), perf_counter()
-        for (seat, _), actions in zip(self.seats, chosen, strict=True):
+        for (seat, _), actions in zip(self.seats, self.actions, strict=True):
             seat.send(actions)
         self.episodes = [episode for seat, out in self.seats for episode in seat.recv(out)]
         return perf_counter() - began, process_time() - used

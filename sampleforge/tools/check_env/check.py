@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import ChildWork, EnvFailed, EnvProbeError, child_messages, probe
+from sampleforge.runtime.processes import available_cores
+from sampleforge.tools.check_env.advice import Advice, advise
 from sampleforge.tools.check_env.verdicts import Finding, human_time
 
 CHECK = ChildWork("check", "sampleforge.tools.check_env.examination:examine")
@@ -25,9 +27,10 @@ class CheckProgress(NamedTuple):
     doing: str
 
 
-def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProgress]:
+def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProgress | Advice]:
     """Check ``config.env`` for about ``seconds`` of play, and yield what is found as soon as it is
-    known. The verdict "error" means that a training would be refused, end, or drop experience.
+    known; and at last, if there is no error, what to begin with. The verdict "error" means that a
+    training would be refused, end, or drop experience.
 
     An unknown environment, an import error, a hang and a crash are findings too; only
     MissingMainGuard is raised, see `probe`.
@@ -50,11 +53,15 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProg
     if spec.one_per_process:
         yield Finding("note", "rows", warned[0])
     progress = CheckProgress(0.0, "starting")
+    values, failed = dict[str, float | None](), False
     options = {"seconds": seconds, "closes": not not_closed, "several": not spec.one_per_process}
     try:
         for message in child_messages(config, CHECK, **options):
             if "finding" in message:
-                yield Finding(**message["finding"])
+                finding = Finding(**message["finding"])
+                values |= finding.values
+                failed |= finding.verdict == "error"
+                yield finding
             elif "progress" in message:
                 progress = CheckProgress(message["progress"], message["doing"])
                 yield progress
@@ -64,6 +71,9 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | CheckProg
             yield Finding("warning", "closing", text, "correct close()", str(error))
         else:
             yield _failed("play", f"after the probe ({progress.doing})", error)
+            return
+    if "env_steps_per_s" in values and not failed:
+        yield advise(config, spec, values, len(available_cores()))
 
 
 def _failed(name: str, what: str, error: EnvProbeError) -> Finding:

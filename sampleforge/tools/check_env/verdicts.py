@@ -6,7 +6,7 @@ Everything here is a function of plain numbers, which `Examination` in `examinat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,10 +21,6 @@ from sampleforge.spec import ACTION_MASK, EnvSpec
 
 Verdict = Literal["ok", "note", "warning", "error"]
 
-FAST = 50_000.0
-SLOW = 2_000.0
-"""Env steps per second on one core above, and below, which the simulator is not, and is, what
-limits a training on a few cores."""
 UNEVEN = 5.0
 """The 99th percentile of step times counts as large from this multiple of the median on ..."""
 UNEVEN_S = 0.5e-3
@@ -35,6 +31,9 @@ BUSY = 0.8
 """Fraction of the time with a processor below which other programs have slowed a process down."""
 LARGE = 1e4
 """Size of an observation's or reward's value from which on it is remarked."""
+MANY = 20
+"""Number of steps that differed, or that are comparable, from which on their share says
+something."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,32 @@ class LeafSeen:
     changed: bool = False
 
 
+class Repeats:
+    """Compares the result of each step with that of the step before which had the same key;
+    ``compared``, ``differed``: how many. Its memory is limited, so that it is not taken for a leak
+    of the environment."""
+
+    SIZE = 1 << 12
+    """Number of keys that are remembered."""
+
+    def __init__(self) -> None:
+        self.compared = self.differed = 0
+        self._results: dict[Hashable, Hashable] = {}
+
+    def add(self, key: Hashable, result: Hashable) -> None:
+        before = self._results.get(key)
+        if before is not None:
+            self.compared += 1
+            self.differed += before != result
+        if before is not None or len(self._results) < self.SIZE:
+            self._results[key] = result
+
+    @property
+    def share(self) -> float:
+        """The fraction of the compared steps that differed."""
+        return self.differed / max(1, self.compared)
+
+
 @dataclass
 class Played:
     """What was measured of one row that was stepped with random actions. Times are in seconds.
@@ -115,8 +140,11 @@ class Played:
     ``errors``: how often the environment raised; ``traceback``: the first time. ``failure``: what
     has ended the play early. ``masks``: how many masks were seen, ``mask_open``: how many of them
     allowed every action, ``mask_allowed``: the sum of the fractions that they allowed.
-    ``beginnings``: number of episodes begun; ``same_beginning``: whether all first observations
-    were equal. ``start_s``: the time that the construction and the first reset took.
+    ``plain``: steps with the same observation and action, and whether their rewards and ends
+    differed; ``by_begin``: those whose episode began with the same observation, too; ``by_step``:
+    those that the same observation and action came before. ``beginnings``: number of episodes
+    begun; ``same_beginning``: whether all first observations were equal. ``start_s``: the time that
+    the construction and the first reset took.
     """
 
     steps: Spread = field(default_factory=Spread)
@@ -142,6 +170,9 @@ class Played:
     beginnings: int = 0
     same_beginning: bool = True
     start_s: float = 0.0
+    plain: Repeats = field(default_factory=Repeats)
+    by_begin: Repeats = field(default_factory=Repeats)
+    by_step: Repeats = field(default_factory=Repeats)
     growth: Growth | None = None
     processes: int = 0
 
@@ -160,7 +191,9 @@ def observations(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         array = arrays[name]
         shape = "x".join(map(str, array.shape)) or "scalar"
         parts.append(f"{name} {array.dtype} {shape}, seen {leaf.low:g} to {leaf.high:g}")
-    yield Finding("ok", "observations", "; ".join(parts))
+    size = max((max(abs(leaf.low), abs(leaf.high)) for leaf in seen.values()), default=0.0)
+    values = {"observation_size": size}
+    yield Finding("ok", "observations", "; ".join(parts), values=values)
     still = [name for name, leaf in seen.items() if not leaf.changed]
     if still and played.env_steps >= 100:
         every = len(still) == len(seen)
@@ -208,6 +241,27 @@ def encoded(spec: EnvSpec, played: Played) -> Iterator[Finding]:
                 "uint8",
                 "if it is made of bytes, return them, in Box(0, 255, shape, np.uint8)",
             )
+
+
+def hidden_state(played: Played) -> Finding | None:
+    """Tell that a step depends on more than its observation and action; None if it does not, or if
+    too few steps repeat to know. What comes by chance is not explained by what was seen before, so
+    it is none of it."""
+    plain = played.plain
+    if plain.differed < MANY:
+        return None
+    known = [each for each in (played.by_begin, played.by_step) if each.compared >= MANY]
+    least = min((each.share for each in known), default=plain.share)
+    if least > plain.share / 2:
+        return None
+    return Finding(
+        "note",
+        "hidden state",
+        f"{plain.share:.2g} of the steps with the same observation and action had another reward "
+        f"or end, and {least:.2g} if what was seen before was the same, too",
+        "a recurrent core remembers it: --model.core gru",
+        values={"hidden_state": plain.share - least},
+    )
 
 
 def bounds(played: Played) -> Finding:
@@ -368,8 +422,8 @@ def rewards(played: Played) -> Finding:
             "note",
             "rewards",
             text,
-            "APPO and DD-PPO normalise returns (--normalise-returns); for Ape-X give "
-            "--reward-scale, --reward-clip or --value-rescaling",
+            "SAC and TD3 need --reward-scale; the others normalise returns (--normalise-returns), "
+            "or, of images with Ape-X, clip rewards (--reward-clip)",
             values=values,
         )
     return Finding("ok", "rewards", text, values=values)
@@ -460,6 +514,16 @@ def waiting(played: Played) -> float:
     return max(0.0, 1.0 - (played.cpu.total + played.children_cpu_s) / seconds)
 
 
+def uneven(played: Played) -> float | None:
+    """Return how many times longer than the median the 99th percentile of the steps takes; None
+    where that is usual."""
+    # Where steps only compute, other programs make some of them longer, but take no more of them.
+    waits = waiting(played) > WAITS_BELOW or played.processes
+    times = played.steps if waits else played.cpu
+    p50, p99 = (max(1e-9, times.quantile(q)) for q in (0.5, 0.99))
+    return p99 / p50 if p99 >= UNEVEN * p50 and p99 >= UNEVEN_S else None
+
+
 def throughput(speed: Speed, cores: int, played: Played) -> Finding:
     """Describe the env steps per second of many rows in one process, and what they mean."""
     million = 1e6 / speed.per_s
@@ -468,59 +532,16 @@ def throughput(speed: Speed, cores: int, played: Played) -> Finding:
         f"row{'s' * (speed.rows > 1)}: 1M env steps take "
         f"at least {human_time(million)} there, {human_time(million / cores)} on {cores} cores"
     )
-    values = {"env_steps_per_s": speed.per_s, "waiting": waiting(played)}
+    values = {
+        "env_steps_per_s": speed.per_s,
+        "waiting": waiting(played),
+        "uneven": uneven(played),
+    }
     # Not if it waits by itself, or for processes of its own.
     if speed.busy < BUSY and not played.processes and not waiting(played):
         text += f"; other programs had its processor for {1 - speed.busy:.0%} of the time"
         return Finding("note", "throughput", text, "check again when they have ended", "", values)
     return Finding("ok", "throughput", text, values=values)
-
-
-def flags(spec: EnvSpec, per_s: float, cores: int, played: Played) -> Finding:
-    """Recommend algorithms and flags for the environment's speed and spaces."""
-    advice = [_algorithms(spec, per_s)]
-    if spec.has_goals:
-        advice.append("it has goals: --her (apex, sac, td3) learns also from those that are missed")
-    idle = waiting(played)
-    # Where steps only compute, other programs make some of them longer, but take no more of them.
-    times = played.steps if idle > WAITS_BELOW or played.processes else played.cpu
-    p50, p99 = (max(1e-9, times.quantile(q)) for q in (0.5, 0.99))
-    uneven = p99 >= UNEVEN * p50 and p99 >= UNEVEN_S
-    if spec.asynchronous:
-        advice.append("it steps beside its actor: the defaults use that")
-    elif idle > WAITS_BELOW:
-        workers = min(64, max(cores, int(cores / max(1e-3, 1.0 - idle))))
-        text = f"{idle:.0%} of a step is waiting, and the rows of an actor wait one after another"
-        if spec.num_seats == 1:
-            text += ": --variable-experience lets each row wait in a thread of its own"
-            text += f" (99% of the steps take up to {p99 / p50:.0f}x the median)" if uneven else ""
-        advice.append(f"{text}; or --num-workers {workers} with few rows each")
-    elif uneven:
-        advice.append(
-            f"1% of the steps take {p99 / p50:.0f}x the median or longer, and compute: have many "
-            "workers (--num-workers), which wait for none in the asynchronous topologies; ddppo "
-            "cuts late ranks short (--sync-fraction)"
-        )
-    elif per_s < SLOW:
-        advice.append(f"the simulator limits the run: use every core (--num-workers {cores})")
-    elif per_s > FAST:
-        advice.append("the learner limits the run, not the simulator")
-    return Finding("ok", "flags", "; ".join(advice))
-
-
-def _algorithms(spec: EnvSpec, per_s: float) -> str:
-    """Return which algorithms can train in the environment, the best suited first."""
-    groups = spec.agent_groups
-    discrete = all([leaf.kind for leaf in g.actions.values()] == ["discrete"] for g in groups)
-    boxes = all(leaf.is_bounded_box for g in groups for leaf in g.actions.values())
-    several = spec.num_seats > 1
-    off_policy = ["apex"] if discrete else ["sac"] if boxes else []
-    names = ["appo", *(["pqn"] if discrete else []), *off_policy]
-    names += [] if several else ["ddppo"]
-    if off_policy and per_s < SLOW:
-        text = f"{off_policy[0]} learns from each env step many times, which pays here"
-        return f"{', '.join(names)}; {text}"
-    return ", ".join(names)
 
 
 def memory(played: Played, rss: float, row_bytes: float | None) -> Finding:

@@ -19,7 +19,6 @@ from sampleforge.tools.check_env.check import check_env
 from sampleforge.tools.check_env.examination import examine
 from sampleforge.tools.check_env.verdicts import Finding, Played, Spread
 from tests.support.broken_envs import CarelessEnv
-from tests.support.goal_envs import BIT_FLIP
 from tests.support.graphs import spec_of
 
 BROKEN = "tests.support.broken_envs"
@@ -63,8 +62,15 @@ def test_a_good_environment_is_trainable_with_its_speed_in_one_line_of_json(
     assert 0 < found["values"]["step_median_s"] <= found["values"]["step_p99_s"]
     names = {finding["name"] for finding in found["findings"]}
     assert names >= {"start", "observations", "bounds", "NaN and inf", "actions", "autoreset"}
-    assert names >= {"determinism", "rewards", "episodes", "step time", "throughput", "flags"}
-    assert names >= {"memory", "processes", "closing"}
+    assert names >= {"determinism", "rewards", "episodes", "step time", "throughput", "memory"}
+    assert names >= {"processes", "closing"}
+    assert found["commands"] == [each["command"] for each in found["advice"]]
+    assert all(
+        each["seconds"] and "--max-episode-steps 40" in each["command"] for each in found["advice"]
+    )
+    assert found["commands"] and found["notes"][0].startswith(
+        "Algorithms that can train in it: appo"
+    )
 
 
 @pytest.mark.long
@@ -203,32 +209,21 @@ def played(step_s: float, *, slow_s: float = 0.0, cpu: float = 1.0) -> Played:
     return Played(steps=Spread(steps), cpu=used, waits=waits)
 
 
-@pytest.mark.parametrize(
-    ("env", "measured", "per_s", "advice"),
-    [
-        ("CartPole-v1", played(1e-5), 2e5, "the learner limits the run"),
-        ("CartPole-v1", played(2e-3), 400.0, "apex learns from each env step many times"),
-        ("CartPole-v1", played(2e-2, cpu=0.02), 40.0, "--num-workers 64 with few rows"),
-        ("CartPole-v1", played(2e-2, cpu=0.02), 40.0, "--variable-experience"),
-        ("CartPole-v1", played(1e-3, slow_s=0.1, cpu=0.1), 300.0, "take up to 100x the median"),
-        ("CartPole-v1", played(1e-3, slow_s=0.1), 300.0, "asynchronous topologies"),
-        (
-            "Pendulum-v1",
-            played(2e-3),
-            400.0,
-            "appo, sac, ddppo; sac learns from each env step many times, which pays here; ",
-        ),
-        ("PaddleDuel-v0", played(1e-4), 8000.0, "appo, pqn, apex"),
-        (BIT_FLIP, played(1e-4), 8000.0, "it has goals: --her"),
-    ],
-)
-def test_the_flags_follow_from_the_measurements(
-    env: str, measured: Played, per_s: float, advice: str
-) -> None:
-    found = verdicts.flags(spec_of(EnvConfig(env=env)), per_s, 2, measured)
-    assert advice in found.text
-    assert ("--variable-experience" in found.text) == (measured.waits > 0)
-    assert ("apex" in found.text) == (env != "Pendulum-v1")
+def test_steps_that_take_uneven_times_are_told_apart_from_those_of_a_busy_machine() -> None:
+    assert verdicts.uneven(played(1e-3, slow_s=0.1)) == pytest.approx(100.0, rel=0.01)
+    assert verdicts.uneven(played(1e-3, slow_s=0.1, cpu=0.1)) == pytest.approx(100.0, rel=0.01)
+    assert verdicts.uneven(played(1e-3)) is None
+    busy = played(1e-3, slow_s=0.1)
+    busy.cpu = Spread([1e-3] * 1000)
+    assert verdicts.uneven(busy) is None, "it computed for as long in every step"
+
+
+def test_only_what_was_seen_before_tells_a_hidden_state_from_chance(examined: Examine) -> None:
+    (found,) = examined("tests.support.envs:MemoryTMaze", 0.5)["hidden state"]
+    assert found.verdict == "note" and "--model.core gru" in found.remedy
+    assert 0.05 < (found.values["hidden_state"] or 0.0) < 0.2, "a half of each sixth step"
+    for env in ("FrozenLake-v1", "CliffWalking-v1", "tests.support.envs:PushEnv"):
+        assert "hidden state" not in examined(env, 0.5)
 
 
 def test_other_programs_that_slow_it_down_are_named() -> None:

@@ -1,0 +1,164 @@
+"""What `sampleforge check-env` advises, and that its figures were measured."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from sampleforge.cli.train import parse_command
+from sampleforge.env.config import EnvConfig
+from sampleforge.tools.check_env.advice import Advice, advise
+from sampleforge.tools.check_env.measured import FURTHER, TABLE, Measured, measured_in
+from sampleforge.topologies.registry import pairing
+from tests.support import REPO
+from tests.support.goal_envs import BIT_FLIP
+from tests.support.graphs import spec_of
+
+BOX, CODE = "tests.support.box_code:BoxCodeEnv", "tests.support.envs:CodeEnv"
+ROWS = [*FURTHER, *(row for rows in TABLE.values() for row in rows)]
+
+
+def advice(env: str, per_s: float = 1e5, cores: int = 2, **values: float) -> Advice:
+    config = EnvConfig(env=env)
+    numbers = {"env_steps_per_s": per_s, "episodes": 5.0, **values}
+    return advise(config, spec_of(config), numbers, cores)
+
+
+def commands(env: str, **values: Any) -> list[str]:
+    return [each.command for each in advice(env, **values).suggestions]
+
+
+@pytest.mark.parametrize(
+    ("env", "values", "first"),
+    [
+        ("CartPole-v1", {}, "ddppo --preset cartpole"),
+        ("Pendulum-v1", {}, "appo --env Pendulum-v1 --train-for-env-steps 200000"),
+        ("Pendulum-v0", {"per_s": 40.0}, "sac --preset pendulum"),
+        ("FrozenLake-v1", {}, "appo --env FrozenLake-v1 --train-for-env-steps 200000"),
+        (CODE, {}, f"appo --env {CODE} --train-for-env-steps 200000"),
+        (CODE, {"hidden_state": 0.1}, "--model.core gru --model.core-size 64"),
+        (CODE, {"waiting": 0.97, "per_s": 33.0}, "--num-workers 16 --num-envs-per-worker 1"),
+        (CODE, {"episodes": 0.0}, "--max-episode-steps 1000"),
+        (BOX, {}, f"appo --env {BOX} --train-for-env-steps 200000"),
+        (BOX, {"per_s": 200.0}, f"sac --env {BOX} --learning-starts 500 --learning-rate 1e-3"),
+        (BOX, {"per_s": 200.0, "observation_size": 1e5}, "--model.normalise-observations"),
+        (BOX, {"per_s": 33.0, "waiting": 0.97}, "sac --env"),
+        ("tests.support.goal_envs:GoalCodeEnv", {}, "--her --no-decorrelate"),
+        ("tests.support.envs:MixedActionEnv", {}, "appo --env tests.support.envs:MixedActionEnv"),
+        ("PaddleDuel-v0", {}, "appo --env PaddleDuel-v0"),
+    ],
+)
+def test_the_quickest_measured_training_comes_first_with_its_flags(
+    env: str, values: dict[str, float], first: str
+) -> None:
+    made = env.replace("-v0", "-v1") if env.startswith("Pendulum") else env
+    assert first in commands(made, **values)[0]
+
+
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", "Pendulum-v1", BOX, CODE, "tests.support.goal_envs:GoalCodeEnv"]
+)
+@pytest.mark.parametrize("values", [{}, {"waiting": 0.97, "hidden_state": 0.1}])
+def test_every_command_can_be_pasted(env: str, values: dict[str, float]) -> None:
+    config = EnvConfig(env=env, env_kwargs={}, max_episode_steps=30, clip_observations=True)
+    spec = spec_of(config)
+    numbers = {"env_steps_per_s": 33.0, "episodes": 0.0, "observation_size": 1e5, **values}
+    for each in advise(config, spec, numbers, 2).suggestions:
+        program, verb, algo, *flags = shlex.split(each.command)
+        assert (program, verb) == ("sampleforge", "train")
+        given, _ = parse_command(algo, flags)
+        assert (given.env, given.max_episode_steps) == (env, 30) and given.clip_observations
+        resolved: Any = pairing(given).resolved(given, spec)
+        if "--num-workers" in flags:  # as many rows as without
+            usual: Any = pairing(given).resolved(parse_command(algo, ["--env", env])[0], spec)
+            assert _rows(resolved) == _rows(usual)
+
+
+def _rows(config: Any) -> int:
+    rows: int = config.num_workers * config.num_envs_per_worker
+    return rows
+
+
+def test_the_time_is_that_of_the_simulation_here_and_of_the_learning_there() -> None:
+    (one,) = advice(CODE, per_s=1000.0).suggestions
+    assert one.simulation == 100.0 and one.seconds == 128.0, "in turn: 200,000 / 2,000 + 28"
+    (alone,) = advice(CODE, per_s=1000.0, cores=1).suggestions
+    assert alone.simulation == 200.0
+    appo, sac = sorted(advice(BOX, per_s=1000.0).suggestions, key=lambda each: each.command)
+    assert (sac.simulation, sac.seconds) == (20.06, 60), "beside each other"
+    assert appo.seconds == 127.0 and "about 2.12 min here" in appo.text
+    assert "a return of -154.7 after 200,000 env steps and 27 s" in appo.text
+
+
+def test_a_preset_is_for_its_own_environment_or_was_measured_beyond_it() -> None:
+    (score,) = measured_in("ALE/Phoenix-v5")
+    assert (score.algo, score.preset, score.env) == ("appo", "breakout", "ALE/Freeway-v5")
+    assert [each.preset for each in measured_in("ALE/Pong-v5")] == ["pong", "pong"]
+    assert not measured_in("Reacher2-v5") and not measured_in(CODE)
+    halfcheetah = {each.algo: each.preset for each in measured_in("HalfCheetah-v4")}
+    assert halfcheetah == {"appo": "halfcheetah", "sac": "halfcheetah"}
+
+
+def test_what_else_there_is_to_know() -> None:
+    notes = "\n".join(advice(BIT_FLIP, waiting=0.9, uneven=12.0).notes)
+    assert "appo, pqn, apex, ddppo" in notes and "--her (apex, sac, td3)" in notes
+    assert "90% of a step is waiting" in notes and "--variable-experience" in notes
+    computes = "\n".join(advice("PaddleDuel-v0", uneven=12.0).notes)
+    assert "appo, pqn, apex\n" in computes and "--opponent-pool" in computes
+    assert "take 12x the median or longer: many workers" in computes
+    assert "Its action mask needs no flag" in advice("tests.support.envs:MaskedEnv").notes
+    box = "\n".join(advice(BOX).notes)
+    assert "appo, sac, td3, ddppo" in box and "Presets" not in box
+
+
+# ---- the table ----
+
+
+def written(number: float) -> Iterator[str]:
+    """Yield the ways in which a page may write a number."""
+    yield f"{number:,.10g}"
+    yield f"{number:.10g}"
+    if number >= 1e6:
+        yield f"{number / 1e6:g}M"
+        yield f"{number / 1e6:.2f}M"
+    if number % 60 == 0:
+        yield f"{number / 60:g} min"
+
+
+def stands(number: float, text: str) -> bool:
+    return any(re.search(rf"(?<![\d.,]){re.escape(each)}(?!\d)", text) for each in written(number))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.algo} {row.env} {row.env_steps}")
+def test_every_figure_stands_on_its_page(row: Measured) -> None:
+    text = (REPO / "benchmarks/results" / row.page).read_text(encoding="utf-8")
+    env = re.sub(r"^ALE/|-v\d+$", "", row.env)
+    assert re.search(env, text, re.IGNORECASE)
+    missing = [each for each in (row.env_steps, row.seconds, row.score) if not stands(each, text)]
+    assert not missing
+
+
+def test_the_page_has_the_table() -> None:
+    text = (REPO / "docs/recipes.md").read_text(encoding="utf-8")
+    for kind, rows in TABLE.items():
+        assert all(line(kind, row) in text for row in rows), line(kind, rows[0])
+
+
+def line(kind: str, row: Measured) -> str:
+    """Return a row of the table as docs/recipes.md has it."""
+    preset = f"`{row.preset}`" if row.preset else ""
+    cells: Sequence[str] = (
+        kind,
+        f"`{row.algo}`",
+        f"{row.env}",
+        preset,
+        f"{row.env_steps:,}",
+        f"{row.seconds:,.0f}",
+        f"{row.score:,.5g}",
+        f"`{row.page}`",
+    )
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
