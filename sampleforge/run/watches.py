@@ -3,14 +3,16 @@ grows, stale experience, policies that are never picked, and a run that learns n
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sampleforge.config import typed
-from sampleforge.run.callback import Callback, Message
+from sampleforge.config import ConfigError, typed
+from sampleforge.run.callback import Callback, Level, Message
 from sampleforge.run.recording import RecordingReports
 from sampleforge.run.reports.system import SystemMetrics, gpus_of
 from sampleforge.run.stopping import StopConditions
@@ -19,6 +21,8 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Counters
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.registry import AnyPlan, pairing
+from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.sampler_plan import stale_warning
 from sampleforge.workers.metrics import SKIPPED, DivergedError
 
@@ -39,10 +43,8 @@ class Learned(Callback):
             self._cause = message.text
 
     def on_start(self, session: Session) -> None:
-        config, progress = session.resolved, session.graph.progress
-        limit, from_data = config.train_for_env_steps, getattr(config, "datasets", ())
-        resumes_replay = session.opened.earlier and getattr(config, "save_replay", False)
-        if limit is None or _learns_nothing(session) or from_data or resumes_replay:
+        progress, limit = session.graph.progress, session.resolved.train_for_env_steps
+        if limit is None or _learns_nothing(session) or _has_experience(session):
             return
         if session.graph.having("rank"):
             return  # ranks end after an update
@@ -88,12 +90,24 @@ def _learns_nothing(session: Session) -> bool:
     return session.resolved.sampler_only or session.resolved.benchmark
 
 
-def _first_update(session: Session, policy: str) -> tuple[int, str]:
-    """Return the env steps that the first update needs at least, and the reason in words."""
-    plan = session.run_plan.agents_of(policy).plan
+def _has_experience(session: Session) -> bool:
+    """Return whether there is something to learn from before the first env step."""
     config = session.resolved
-    if isinstance(config, ReplayRunConfig):
-        starts = config.learning_starts or 0
+    resumes_replay = session.opened.earlier and getattr(config, "save_replay", False)
+    return bool(getattr(config, "datasets", ()) or resumes_replay)
+
+
+def _first_update(session: Session, policy: str) -> tuple[int, str]:
+    """Return the env steps that the first update of a policy needs at least, and the reason in
+    words."""
+    return _first_update_of(session.resolved, session.run_plan.agents_of(policy).plan)
+
+
+def _first_update_of(config: AnyConfig, plan: AnyPlan) -> tuple[int, str]:
+    """Return the same for a resolved config and its plan."""
+    if isinstance(plan, ReplayPlan):
+        assert isinstance(config, ReplayRunConfig)
+        starts = plan.learning_starts
         why = f"learning begins with {starts:,} transitions in the replay (--learning-starts)"
         if config.begins_early:
             return starts, why
@@ -105,6 +119,10 @@ def _first_update(session: Session, policy: str) -> tuple[int, str]:
 
 WAITING_S = 5.0
 """Seconds between two messages that the environments are waited for."""
+FIRST_UPDATE_S = 10.0
+"""Seconds to the first update from which on the user is told."""
+LEAST_FIRST = 64
+"""Least env steps before the first update that are suggested."""
 STARVED = 20
 """How many times longer than expected a policy waits for experience before the user is told."""
 
@@ -154,25 +172,94 @@ class MemoryGrowth(Callback):
 
 
 class Starting(Callback):
-    """Says which part of the env rows has started, while that takes long: until the first env
-    step, every `WAITING_S` seconds."""
+    """Says what a run waits for until it learns, where that takes long: which part of the env rows
+    has started, until the first env step, every `WAITING_S` seconds; then, as soon as the rate of
+    env steps is known, when the first update comes, if it is more than `FIRST_UPDATE_S` seconds
+    away."""
 
     def __init__(self) -> None:
         self._next = inf
+        self._first: tuple[float, int] | None = None
+        """The time of the first env step that was seen, and how many there were."""
 
     def on_start(self, session: Session) -> None:
         self._next = monotonic() + WAITING_S
 
     def on_poll(self, session: Session) -> None:
-        if monotonic() < self._next:
+        if self._next == inf:
             return
-        self._next = monotonic() + WAITING_S
-        counters, rows = session.graph.counters, session.plan.envs
-        started = int(counters.total("started_rows"))
-        if counters.total("env_steps"):
-            self._next = inf
-        elif started < rows:
+        counters, now = session.graph.counters, monotonic()
+        steps = int(counters.total("env_steps"))
+        if steps and self._first is None:
+            self._first, self._next = (now, steps), now + WAITING_S
+        if now < self._next:
+            return
+        self._next = now + WAITING_S
+        if self._first is not None:
+            self._tell_first_update(session, steps, now)
+            return
+        started, rows = int(counters.total("started_rows")), session.plan.envs
+        if started < rows:
             session.message(f"Waiting for the environments: {started} of {rows} have started")
+
+    def _tell_first_update(self, session: Session, steps: int, now: float) -> None:
+        """Say when the first update comes after ``steps``, if their rate is known by ``now``."""
+        assert self._first is not None
+        began, before = self._first
+        if steps == before:
+            return
+        self._next = inf
+        updates = session.graph.counters.total("updates")
+        if updates or _learns_nothing(session) or _has_experience(session):
+            return
+        rate = (steps - before) / (now - began)
+        policies = session.roles.trained
+        needed = len(policies) * min(_first_update(session, each)[0] for each in policies)
+        if session.graph.having("rank"):
+            needed *= session.plan.num_workers
+        wait = (needed - steps) / rate
+        if wait > FIRST_UPDATE_S:
+            session.message(*_first_update_text(session, needed, rate, wait))
+
+
+def _first_update_text(
+    session: Session, needed: int, rate: float, wait: float
+) -> tuple[str, Level]:
+    """Return the message that the first update comes after ``needed`` env steps, in ``wait``
+    seconds at ``rate`` env steps per second, and its level."""
+    about = f"{wait:,.0f} s" if wait < 120 else f"{wait / 60:,.0f} min"
+    text = (
+        f"First update after {needed:,} env steps, in about {about} at the present {rate:,.3g} env "
+        "steps/s"
+    )
+    earlier = _earlier(session, rate / needed)
+    text += f"; {earlier} makes it earlier" if earlier else ""
+    progress = session.graph.progress
+    to_the_update = session.graph.having("rank")  # ranks end after one
+    if to_the_update or progress.limit_s is None or progress.limit_s - progress.wall_s > wait:
+        return text, "info"
+    limit = typed("train_for_seconds", session.config.train_for_seconds)
+    return f"{text}. {limit} ends the run before that", "warning"
+
+
+def _earlier(session: Session, rate: float) -> str | None:
+    """Return the flag with which the first update comes within `FIRST_UPDATE_S`, or else as soon as
+    possible; None if there is none. ``rate``: the part of the wait that passes in a second."""
+    config, found = session.config, None
+    name = "learning_starts" if isinstance(config, ReplayRunConfig) else "batch_size"
+    usual = needed = _first_update_of(session.resolved, session.plan)[0]
+    size = int(getattr(session.resolved, name) or usual) // 2
+    while size >= LEAST_FIRST and needed > FIRST_UPDATE_S * rate * usual:
+        smaller: dict[str, Any] = {name: size}
+        with suppress(ConfigError):
+            each = dataclasses.replace(config, **smaller)
+            chosen = pairing(each)
+            resolved = chosen.resolved(each, session.spec)
+            plan = chosen.plan(resolved, session.spec, session.plan.device)
+            if (fewer := _first_update_of(resolved, plan)[0]) < needed:
+                needed, found = fewer, size
+        size //= 2
+    return None if found is None else typed(name, found)
 
 
 class StaleExperience(Callback):

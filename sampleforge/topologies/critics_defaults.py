@@ -67,12 +67,12 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
 
 
 def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
-    """Return a line with the updates per env step and the start of learning; ``config`` is
+    """Return a line with the updates per env step and how the run begins; ``config`` is
     resolved."""
     more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SacConfig) else ""
     return (
         f"{config.updates_per_env_step:g} update(s) of {config.batch_size} transitions per env "
-        f"step, uniform actions and no learning before {plan.learning_starts:,} transitions, "
+        f"step, uniform actions in the first {plan.learning_starts:,} env steps, "
         f"learning rate {config.learning_rate:g}{more}"
     )
 

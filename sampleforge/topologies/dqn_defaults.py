@@ -119,12 +119,11 @@ def _atom_range(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
 
 
 def reason(config: ApexConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
-    """Return a line with the replay ratio and the start of learning; ``config`` is resolved."""
+    """Return a line with the replay ratio and the learning rate; ``config`` is resolved."""
     ratio = "No limit of the replay ratio"
     if plan.ratio is not None:
         ratio = f"Replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f})"
-    start = f"learning starts at {plan.learning_starts:,} transitions"
-    return f"{ratio}, {start}, learning rate {config.learning_rate:g}"
+    return f"{ratio}, learning rate {config.learning_rate:g}"
 
 
 def _flag(name: str) -> str:

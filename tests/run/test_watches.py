@@ -23,6 +23,7 @@ from sampleforge.topologies.config import (
     AppoConfig,
     DdppoConfig,
     MarwilConfig,
+    PqnConfig,
 )
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.metrics import DivergedError
@@ -38,7 +39,7 @@ def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
     """Resets of many Atari rows, one after the other, take seconds."""
     clock = [100.0]
     monkeypatch.setattr(watches, "monotonic", lambda: clock[0])
-    counters, said = Counters(["started_rows", "env_steps"], 2), list[str]()
+    counters, said = Counters(["started_rows", "env_steps", "updates"], 2), list[str]()
     session: Any = SimpleNamespace(
         graph=SimpleNamespace(counters=counters),
         plan=SamplerPlan(2, 4, 8, 1, 16, "inline", 0, "cpu", "fp32", "fp32", False, ()),
@@ -57,6 +58,56 @@ def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
     for clock[0] in (120, 130):
         starting.on_poll(session)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "expected"),
+    [
+        (
+            AppoConfig,
+            {},
+            "2,048 env steps, in about 36 s at the present 50 env steps/s; --batch-size 256",
+        ),
+        (AppoConfig, {"minibatch_size": 1024}, "--batch-size 1024 makes it earlier"),
+        (AppoConfig, {"batch_size": 500, "rollout": 250}, None),
+        (AppoConfig, {"num_policies": 2}, "4,096 env steps, in about 77 s"),
+        (DdppoConfig, {"num_ranks": 2, "serial": False}, "2,048 env steps, in about 36 s"),
+        (ApexConfig, {"rollout": 4, "num_envs_per_worker": 4}, "1,000 env steps, in about 15 s"),
+        (
+            ApexConfig,
+            {"rollout": 200},
+            "25,600 env steps, in about 8 min at the present 50 env steps/s",
+        ),
+        (
+            PqnConfig,
+            {"train_for_seconds": 30.0},
+            ". --train-for-seconds 30.0 ends the run before that",
+        ),
+        (PqnConfig, {"sampler_only": True}, None),
+    ],
+)
+def test_it_is_said_when_the_first_update_of_a_slow_environment_comes(
+    cls: type[Any],
+    settings: dict[str, Any],
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    common = {"env": "CartPole-v1", "run_dir": str(tmp_path), "serial": True, "device": "cpu"}
+    config = cls(**{**common, **settings})
+    said = list[str]()
+    with Session(config, []) as session:
+        monkeypatch.setattr(session, "message", lambda text, level: said.append(text))
+        starting, clock = Starting(), [0.0]
+        monkeypatch.setattr(watches, "monotonic", lambda: clock[0])
+        starting.on_start(session)
+        counters = session.graph.counters.row(0)
+        for clock[0], made in ((10.0, 20), (12.0, 120), (15.0, 270), (30.0, 700)):
+            counters["env_steps"][0] = made
+            starting.on_poll(session)
+    texts = [text for text in said if text.startswith("First update after")]
+    assert len(texts) == (expected is not None), said
+    assert expected is None or expected in texts[0]
 
 
 def test_an_actor_says_that_it_makes_its_environments() -> None:

@@ -101,7 +101,8 @@ class ReplayPlan(SamplerPlan):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        return (f"replay {self.capacity:,}",)
+        begin = f"first update after {self.learning_starts:,} env steps"
+        return f"replay {self.capacity:,}", begin
 
 
 def plan_replay(
