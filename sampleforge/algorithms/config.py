@@ -44,6 +44,12 @@ class LearnerConfig(Checked):
     normalise_returns: bool = True
     """Learn returns divided by their running standard deviation, so that rewards of any size
     fit."""
+    rnd_coeff: float = 0.0
+    """Weight of a reward for reaching observations that are new to a network which learns from all
+    that were seen (random network distillation), in units of rewards, at least 0 (0: none)."""
+    rnd_learning_rate: float = 3e-4
+    """Step size of Adam for that network, above 0: the higher, the sooner observations are no
+    longer new."""
     max_policy_lag: int | None = None
     """Experience that is more policy versions (gradient steps) old is not learned from (default:
     100, or twice the expected lag if that is more)."""
@@ -62,10 +68,10 @@ class LearnerConfig(Checked):
         check_range(self, "num_batches_to_accumulate", low=1)
         check_range(self, "gamma", low=0, high=1)
         check_range(self, "learning_rate lr_target_kl adam_eps", low=0, above=True)
-        check_range(self, "reward_scale", low=0, above=True)
+        check_range(self, "reward_scale rnd_learning_rate", low=0, above=True)
         if self.reward_clip != "sign":
             check_range(self, "reward_clip", low=0, above=True)
-        check_range(self, "max_grad_norm max_policy_lag", low=0)
+        check_range(self, "max_grad_norm max_policy_lag rnd_coeff", low=0)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ConfigError(
                 f"{typed('adam_betas', self.adam_betas)}: both must be at least 0 and below 1"

@@ -18,6 +18,12 @@ LEAST_SPREAD = 0.1
 all alike have no deviation."""
 
 
+def spread(mean: Tensor, var: Tensor) -> Tensor:
+    """Return the standard deviation of returns with these moments, or `LEAST_SPREAD` of their root
+    mean square if that is more."""
+    return torch.maximum(var, LEAST_SPREAD**2 * (var + mean.square())).sqrt()
+
+
 class ReturnScale:
     """Standard deviation of the discounted returns of the experience so far.
 
@@ -64,7 +70,7 @@ class ReturnScale:
     def scale(self) -> Tensor:
         """The scale, float64 []; 0 as long as all rewards were 0."""
         _, mean, var = self._moments.unbind()
-        return torch.maximum(var, LEAST_SPREAD**2 * (var + mean.square())).sqrt()
+        return spread(mean, var)
 
     def state(self) -> Tensor:
         """Return the state for `load`, float64 [3]."""

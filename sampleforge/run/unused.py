@@ -92,6 +92,11 @@ RULES: tuple[Rule, ...] = (
         "there is no bonus, because --exploration-coeff is 0",
     ),
     (
+        "rnd_learning_rate",
+        lambda run: run.config.rnd_coeff == 0,
+        "there is no bonus for new observations; add --rnd-coeff",
+    ),
+    (
         "noise_correlation rescale_actions model.action_std model.squash_actions "
         "model.initial_log_std",
         lambda run: not run.has_box,

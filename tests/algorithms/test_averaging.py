@@ -42,6 +42,7 @@ def over_ranks(config: AppoConfig, shares: list[list[Batch]], way: str = "memory
         {"advantage": "gae", "lr_schedule": "kl_adaptive", "kl_coeff": 0.1},
         {"advantage": "gae", "core": "gru", "lr_schedule": "linear", "max_grad_norm": 0.5},
         {"advantage": "vtrace", "core": "lstm", "exploration": "symmetric_kl"},
+        {"advantage": "gae", "rnd_coeff": 0.5},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )

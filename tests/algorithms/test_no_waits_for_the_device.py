@@ -89,8 +89,9 @@ def test_the_watcher_reports_operations_that_wait_for_the_device(
         {"env": "tests.support.envs:MaskedEnv", "exploration": "symmetric_kl"},
         {"env": "tests.support.envs:MixedActionEnv", "max_policy_lag": 3},
         {"env": "tests.support.envs:MixedActionEnv", "noise_correlation": 0.5},
+        {"rnd_coeff": 0.5},
     ],
-    ids=["vtrace", "gae", "masked actions", "mixed actions", "correlated noise"],
+    ids=["vtrace", "gae", "masked actions", "mixed actions", "correlated noise", "rnd"],
 )
 def test_updates_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]

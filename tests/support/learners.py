@@ -48,7 +48,7 @@ def learner_of(
         model_of(config) if model is None else model,
         AppoLoss(config, config.gamma),
         config,
-        LearnerPlace(device, seed=1),
+        LearnerPlace(device, seed=1, spec=spec_of(config)),
     )
 
 

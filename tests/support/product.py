@@ -11,9 +11,21 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 
 SMALL: dict[str, dict[str, Any]] = {
-    "appo": {"batch_size": 256, "minibatch_size": 128, "rollout": 32, "num_workers": 1},
+    "appo": {
+        "batch_size": 256,
+        "minibatch_size": 128,
+        "rollout": 32,
+        "num_workers": 1,
+        "rnd_coeff": 0.1,
+    },
     "pqn": {"batch_size": 256, "minibatch_size": 128, "rollout": 32, "num_workers": 1},
-    "ddppo": {"batch_size": 256, "minibatch_size": 128, "rollout": 32, "num_ranks": 1},
+    "ddppo": {
+        "batch_size": 256,
+        "minibatch_size": 128,
+        "rollout": 32,
+        "num_ranks": 1,
+        "rnd_coeff": 0.1,
+    },
     "apex": {
         "num_workers": 1,
         "rollout": 16,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from functools import cache
 
 import torch
@@ -15,12 +14,12 @@ from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.loss import AppoLoss
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
+from sampleforge.topologies.builders import seeded
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import resolved, rollouts, spec_of
 from tests.support.pairings import seeded_model
 
 UPDATES = 20
-ONE_AT_A_TIME = threading.Lock()
 
 
 def config(**kwargs: object) -> AppoConfig:
@@ -48,20 +47,18 @@ def learner_of(
     batch_size: int | None = None,
     share: Share = WHOLE,
 ) -> PpoLearner:
-    with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
-        model = seeded_model(config.model, spec_of(config), seed=1)
-    return PpoLearner(
-        model,
-        AppoLoss(config, config.gamma),
-        config,
-        LearnerPlace(
-            torch.device("cpu"),
-            seed=1,
-            averaging=averaging or Averaging(),
-            batch_size=batch_size,
-            share=share,
-        ),
+    spec = spec_of(config)
+    place = LearnerPlace(
+        torch.device("cpu"),
+        seed=1,
+        averaging=averaging or Averaging(),
+        batch_size=batch_size,
+        share=share,
+        spec=spec,
     )
+    model = seeded_model(config.model, spec, seed=1)
+    with seeded(2):
+        return PpoLearner(model, AppoLoss(config, config.gamma), config, place)
 
 
 def model_of(core: object) -> ModelConfig:

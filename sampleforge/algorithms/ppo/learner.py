@@ -29,6 +29,7 @@ from sampleforge.algorithms.learning import (
 from sampleforge.algorithms.losses import MAXIMA, Loss
 from sampleforge.algorithms.ppo.update_kl import kl_of_update
 from sampleforge.algorithms.return_scale import ReturnScale
+from sampleforge.algorithms.rnd import ADAM, MINIBATCH, NoveltyBonus, new_novelty
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
 from sampleforge.ops.schedules import kl_adaptive
@@ -72,7 +73,9 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         config: LearnerConfig,
         place: LearnerPlace,
     ) -> None:
-        super().__init__(model, config, LEARNER_HYPERPARAMETERS, place)
+        novelty = new_novelty(config, place)
+        others = None if novelty is None else {"rnd": novelty}
+        super().__init__(model, config, LEARNER_HYPERPARAMETERS, place, others)
         assert config.num_epochs is not None
         self._loss = loss
         self._batch_size = place.batch_size
@@ -80,6 +83,11 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self._optimiser = self._add_optimiser(
             "optimiser", model, lambda flat: Adam(flat, config.adam_betas, config.adam_eps)
         )
+        self._bonus: NoveltyBonus | None = None
+        if novelty is not None:
+            of_novelty = self._add_optimiser("rnd_optimiser", novelty, lambda x: Adam(x, **ADAM))
+            exchange = self.averaging, self._gather
+            self._bonus = NoveltyBonus(novelty, of_novelty, config, *exchange)
         self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(place.seed)  # minibatch order
         self._return_scale = ReturnScale(config.gamma, place.device)
@@ -104,6 +112,10 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version, self.averaging.all_gather)
         counts = self._count(batch, experience)
+        if self._bonus is not None:
+            single_steps = self._drawn(experience, MINIBATCH, 1, whole_rows=False)
+            experience, found = self._bonus.add(experience, single_steps)
+            counts |= found
         if self._config.normalise_returns:
             scale = self._return_scale.update(experience, self._gather, batch.last_value)
             self.model.rescale_values(scale)
@@ -228,19 +240,25 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
     def _minibatches(self, experience: Experience) -> Minibatches:
         """Return the minibatches of all epochs."""
         size = self._minibatch_size(experience)
+        return self._drawn(experience, size, self._num_epochs, whole_rows=self._whole_rows)
+
+    def _drawn(
+        self, experience: Experience, size: int, epochs: int, *, whole_rows: bool
+    ) -> Minibatches:
+        """Return random minibatches of ``size`` env steps, over all learners, of so many passes."""
         drawn = [
             positions
-            for _ in range(self._num_epochs)
+            for _ in range(epochs)
             for positions in minibatch_positions(
                 experience,
                 size,
-                whole_rows=self._whole_rows,
+                whole_rows=whole_rows,
                 generator=self._generator,
                 due=self._batch_size,
                 share=self._share,
             )
         ]
-        return Minibatches(drawn, experience, whole_rows=self._whole_rows)
+        return Minibatches(drawn, experience, whole_rows=whole_rows)
 
     @cached_property
     def _passes(self) -> ActorCriticPasses | None:

@@ -143,6 +143,7 @@ _OF_LEARNING = {
     "reward_scale",
     "clip_observations",
     "value_coeff",
+    "rnd_learning_rate",
     # PPO
     "async_rl",
     "adam_betas",

@@ -64,6 +64,7 @@ GROUPS = {
         "value_mean",
         "target_mean",
         "value_scale",
+        "rnd_reward",
         "grad_norm",
         "learning_rate",
         "skipped_steps",
