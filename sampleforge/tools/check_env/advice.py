@@ -19,11 +19,11 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.presets import preset_values
 from sampleforge.spec import ACTION_MASK, EnvSpec
 from sampleforge.tools.check_env.measured import (
-    TABLE,
     Kind,
     Measured,
     is_same,
     measured_in,
+    measured_of,
     unmeasured_presets,
 )
 from sampleforge.tools.check_env.verdicts import LARGE, WAITS_BELOW, human_time
@@ -80,7 +80,7 @@ def advise(config: EnvConfig, spec: EnvSpec, values: Values, cores: int) -> Advi
     """Return the advice for the environment of ``config``, which must have a measured speed among
     the ``values``."""
     kind = kind_of_task(spec, values)
-    rows = measured_in(config.env) or (TABLE[kind] if kind is not None else [])
+    rows = measured_in(config.env) or (measured_of(kind) if kind is not None else [])
     found = [_suggestion(row, config, spec, values, cores) for row in rows]
     found.sort(key=lambda each: (each.seconds or 0.0, -each.row.score if each.row else 0.0))
     if not found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -47,10 +47,7 @@ TABLE: Mapping[Kind, Sequence[Measured]] = {
         Measured("appo", "MinAtar/Breakout", 200_000, 60, 12.46, "defaults.md"),
         Measured("apex", "MinAtar/Breakout", 200_000, 137, 9.827, "defaults.md"),
     ],
-    "pixels": [
-        Measured("appo", "ALE/Pong-v5", 1_391_850, 840, 20.45, "presets.md", "pong"),
-        Measured("apex", "ALE/Pong-v5", 2_060_000, 5340, 20.75, "learning.md", "pong"),
-    ],
+    "pixels": [Measured("apex", "ALE/Pong-v5", 2_060_000, 5340, 20.75, "learning.md", "pong")],
     "few actions": [
         Measured("appo", "Pendulum-v1", 200_000, 27, -154.7, "defaults.md"),
         Measured(
@@ -80,24 +77,27 @@ TABLE: Mapping[Kind, Sequence[Measured]] = {
             "--model.hidden-sizes 64 64 --learning-rate 1e-3",
         )
     ],
-    "memory": [
-        Measured(
-            "appo",
-            "CartPoleNoVel-v1",
-            201_792,
-            77,
-            500,
-            "presets.md",
-            "cartpole-no-velocities",
-            "--model.core gru --model.core-size 64",
-        )
-    ],
 }
+PRESETS: Mapping[Kind, tuple[str, str, str]] = {
+    "pixels": ("appo", "pong", ""),
+    "memory": ("appo", "cartpole-no-velocities", "--model.core gru --model.core-size 64"),
+}
+"""Algorithms, presets and flags whose scores are measurements of a kind as well."""
 FURTHER = (
     Measured("appo", "FrozenLake-v1", 200_000, 26, 0.7133, "defaults.md"),
     Measured("sac", "HalfCheetah-v5", 1_000_000, 4000, 10202, "sac.md", "halfcheetah"),
 )
 """Measurements that are advice for their own environment alone."""
+
+
+def measured_of(kind: Kind) -> list[Measured]:
+    """Return the measurements that are comparable with an environment of a kind."""
+    rows = [*TABLE.get(kind, ())]
+    if kind in PRESETS:
+        algo, preset, flags = PRESETS[kind]
+        score = read_scores().get((algo, preset, ""))
+        rows += [replace(_of(score), flags=flags)] if score is not None else []
+    return rows
 
 
 def measured_in(env: str) -> list[Measured]:
