@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class LiteralLoss(AppoLoss):
     """`AppoLoss` of a minibatch, by autograd of `literal_terms`."""
 
     of_minibatches = Loss.of_minibatches  # type: ignore[assignment]
+    kls: ClassVar[list[Tensor]] = []
+    """The estimated KL of each minibatch of all of these losses."""
 
     def __call__(
         self, model: ActorCritic, experience: Experience, gather: Gather = alone
@@ -96,6 +98,7 @@ class LiteralLoss(AppoLoss):
 
         limit = 1 + config.clip_ratio
         moments = value_moments(experience.value, targets, experience.counts)
+        self.kls.append(mean(terms["approx_kl"]).detach())
         metrics = {
             **{name: mean(x) for name, x in terms.items()},
             "entropy": mean(entropy),

@@ -16,7 +16,15 @@ from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import changed, values
 from sampleforge.algorithms.losses import Loss, gathered, moments_over_ranks, valid_rows
 from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.algorithms.ppo.terms import Steps, StepTerms, gradient, metrics_of, sums, terms_of
+from sampleforge.algorithms.ppo.terms import (
+    Steps,
+    StepTerms,
+    gradient,
+    kl,
+    metrics_of,
+    sums,
+    terms_of,
+)
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses
@@ -173,7 +181,7 @@ class AppoMinibatches:
     @torch.no_grad()
     def metrics(self) -> dict[str, Tensor]:
         """Return the metrics [] of all minibatches together, over all ranks; ``ratio_deviation``
-        [S] is the maximum of each."""
+        [S] is the maximum of each, ``approx_kl_max`` [] the largest of their means."""
         whole = self._minibatches.whole
         found = self._found
         uniform = [each.symmetric_kl for each in found if each.symmetric_kl is not None]
@@ -190,10 +198,13 @@ class AppoMinibatches:
         names, of_this_rank = sums(terms, steps, self._counts, self._scale, self._config)
         total = self.rows.sum()
         means = self._gather(of_this_rank).sum(0) / torch.where(total > 0, total, 1.0)
-        deviation = (terms.log_ratio.exp() - 1.0).abs_().amax(1)
+        deviation = (terms.log_ratio.exp() - 1.0).abs_().amax(1).double()
+        moved = (kl(terms.log_ratio).double() * self._counts).sum(1)
+        deviations, moves = gathered(torch.cat((deviation, moved)), self._gather).chunk(2, 1)
         return {
             **metrics_of(names, means, self._config),
-            "ratio_deviation": gathered(deviation, self._gather).amax(0),
+            "approx_kl_max": (moves.sum(0) / torch.where(self.rows > 0, self.rows, 1.0)).amax(),
+            "ratio_deviation": deviations.amax(0),
         }
 
     def _known_steps(self, experience: Experience) -> Steps:

@@ -56,6 +56,7 @@ GROUPS = {
         "value_loss",
         "entropy",
         "approx_kl",
+        "approx_kl_max",
         "update_kl",
         "clip_fraction",
         "ratio_deviation",
