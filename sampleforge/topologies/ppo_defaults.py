@@ -64,6 +64,7 @@ ON_POLICY: dict[str, Any] = {
     "advantage": "gae",
     "learning_rate": 5e-4,
     "exploration_coeff": 0.003,
+    "kl_coeff": 0.2,
 }
 ON_POLICY_GRIDS: dict[str, Any] = {**ON_POLICY, "num_epochs": 4, "learning_rate": 1e-3}
 """Settings for planes that are not pixels (MinAtar) but go through convolutions: fewer epochs, one
@@ -72,6 +73,7 @@ ON_POLICY_IMAGES: dict[str, Any] = {
     **ON_POLICY,
     "num_epochs": 3,
     "exploration_coeff": 0.01,
+    "kl_coeff": 0.0,
 }
 """Settings for images: fewer epochs, because the network takes most of the time; as in the preset
 `pong`."""
@@ -82,6 +84,7 @@ ASYNCHRONOUS: dict[str, Any] = {
     "advantage": "vtrace",
     "learning_rate": 3e-4,
     "exploration_coeff": 0.003,
+    "kl_coeff": 0.0,
 }
 RANKS_WITH_IMAGES: dict[str, Any] = {
     "async_rl": False,
@@ -89,6 +92,7 @@ RANKS_WITH_IMAGES: dict[str, Any] = {
     "advantage": "gae",
     "learning_rate": 2.5e-4,
     "exploration_coeff": 0.01,
+    "kl_coeff": 0.0,
 }
 """The settings of the code of DD-PPO's paper (habitat-baselines)."""
 MINIBATCH_OF_IMAGES = 1024

@@ -45,10 +45,10 @@ REPLAY: dict[str, Any] = {
 }
 ALGORITHMS: dict[str, AnyConfig] = {
     "appo": AppoConfig(**SMALL, num_workers=2, batch_size=512, rollout=32, async_rl=True),
-    "appo-gru": AppoConfig(**SMALL, batch_size=512, model=CORE),
+    "appo-gru": AppoConfig(**SMALL, batch_size=512, kl_coeff=0.0, model=CORE),
     "apex": ApexConfig(**SMALL, **REPLAY, model=RAW),
     "r2d2": ApexConfig(**SMALL, **REPLAY, model=CORE),
-    "ddppo": DdppoConfig(**SMALL, rollout=32, minibatch_size=64),
+    "ddppo": DdppoConfig(**SMALL, rollout=32, minibatch_size=64, kl_coeff=0.0),
 }
 
 

@@ -41,7 +41,15 @@ CARTPOLE: dict[str, Any] = {
     "seed": 3,
 }
 SMALL = ModelConfig(hidden_sizes=(16,))
-APPO = AppoConfig(**CARTPOLE, rollout=32, batch_size=128, num_epochs=2, model=SMALL, serial=True)
+APPO = AppoConfig(
+    **CARTPOLE,
+    rollout=32,
+    batch_size=128,
+    num_epochs=2,
+    kl_coeff=0.0,
+    model=SMALL,
+    serial=True,
+)
 APEX = ApexConfig(
     **CARTPOLE,
     rollout=16,

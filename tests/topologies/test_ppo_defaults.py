@@ -350,6 +350,17 @@ def test_box_actions_get_no_entropy_bonus() -> None:
     assert resolve_defaults(AppoConfig(exploration_coeff=0.5), spec).exploration_coeff == 0.5
 
 
+def test_a_policy_is_held_where_it_was_measured_to_help() -> None:
+    def weight(config: AppoConfig | DdppoConfig, of: EnvSpec) -> float | None:
+        return resolve_defaults(config, of).kl_coeff
+
+    for config in (AppoConfig(), DdppoConfig()):
+        assert [weight(config, each) for each in (VECTOR, DISCRETE, PLANES)] == [0.2, 0.2, 0.2]
+        assert weight(config, IMAGE) == 0.0
+    assert weight(AppoConfig(async_rl=True), VECTOR) == 0.0
+    assert weight(AppoConfig(kl_coeff=0.5, async_rl=True), VECTOR) == 0.5
+
+
 def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
     """Three ranks would have rollouts of 113 steps x 6 rows, which only 6 and 113 divide well."""
     for config in (DdppoConfig(num_ranks=3), AppoConfig(num_envs_per_worker=5, num_workers=1)):

@@ -41,8 +41,9 @@ class AppoLossConfig(Checked):
     noise_correlation: float = 0.7
     """Box actions: every fourth environment explores with noise of this correlation from step to
     step, 0 to 1 (0: all noise is independent)."""
-    kl_coeff: float = 0.0
-    """Weight of a penalty on KL(behaviour, policy), at least 0."""
+    kl_coeff: float | None = None
+    """Weight of a penalty on KL(behaviour, policy), at least 0: it holds a policy where nothing is
+    left to learn (default: 0.2; 0 for images, and with --async-rl)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

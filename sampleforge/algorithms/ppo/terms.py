@@ -194,7 +194,7 @@ def metrics_of(names: list[str], means: Tensor, config: AppoLossConfig) -> dict[
         metrics["policy_loss"]
         + config.value_coeff * metrics["value_loss"]
         + float(config.exploration_coeff or 0.0) * exploration_loss
-        + config.kl_coeff * metrics["approx_kl"]
+        + float(config.kl_coeff or 0.0) * metrics["approx_kl"]
     )
     metrics["target_mean"] = metrics["target_first"]
     return metrics

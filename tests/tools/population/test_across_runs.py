@@ -195,11 +195,11 @@ def test_a_setting_that_a_stored_population_does_not_have_yet_had_its_default(
     new_population(tmp_path, JobsAtOnce())
     file = tmp_path / "population" / "population.json"
     stored = json.loads(file.read_text())
-    del stored["settings"]["config"]["kl_coeff"]
+    del stored["settings"]["config"]["value_coeff"]
     file.write_text(json.dumps(stored))
     new_population(tmp_path, JobsAtOnce())
-    other = replace(SETTINGS, config=replace(CONFIG, kl_coeff=0.5))
-    with pytest.raises(ConfigError, match=r"config\.kl_coeff: 0.0 -> 0.5"):
+    other = replace(SETTINGS, config=replace(CONFIG, value_coeff=0.7))
+    with pytest.raises(ConfigError, match=r"config\.value_coeff: 0.5 -> 0.7"):
         new_population(tmp_path, JobsAtOnce(), other)
 
 
