@@ -405,7 +405,8 @@ def rewards(played: Played) -> Finding:
             "rewards",
             f"none in {given.count:,} env steps of random play",
             "check for longer (--seconds); if it stays so, random exploration finds no reward "
-            "either: shape it, begin with a simpler task (set_task), or learn from recorded data",
+            "either: pay for what is new (--rnd-coeff), shape it, begin with a simpler task "
+            "(set_task), or learn from recorded data",
             values=values,
         )
     if returns.count >= 5 and returns.low == returns.high:
