@@ -342,10 +342,11 @@ def test_a_batch_that_nothing_fits_is_refused_with_one_that_does(
         assert planned(make(batch_size=near), of)[1].batch_size == near
 
 
-def test_box_actions_get_no_entropy_bonus() -> None:
+def test_box_actions_get_no_entropy_bonus_and_no_kl_penalty() -> None:
     spec = spec_of(AppoConfig(env="Pendulum-v1"))
     for config in (AppoConfig(), DdppoConfig()):
-        assert resolve_defaults(config, spec).exploration_coeff == 0.0
+        found = resolve_defaults(config, spec)
+        assert (found.exploration_coeff, found.kl_coeff) == (0.0, 0.0)
         assert resolve_defaults(config, VECTOR).exploration_coeff == 0.003
     assert resolve_defaults(AppoConfig(exploration_coeff=0.5), spec).exploration_coeff == 0.5
 
