@@ -23,13 +23,13 @@ FORMAT = 1
 folder. It is increased when this version could not go on with a run of the version before it."""
 
 FORMER_DEFAULTS = {
+    "kl_coeff": 0.0,
     "lr_schedule": "constant",
     "model.layer_norm": False,
     "model.normalise_observations": True,
     "model.hidden_sizes": [64, 64],
 }
-"""Fields whose default is None now, and the value that it was, which None still stands for in the
-algorithms that there were."""
+"""Fields whose default is None now, and the value that it was, with which runs of then go on."""
 
 
 def left_open(fields: Mapping[str, Any]) -> dict[str, Any]:
