@@ -167,6 +167,7 @@ if __name__ == "__main__":
     process = multiprocessing.get_context("fork").Process(target=die, args=(first,))
     process.start()
     process.join()
+    reader.retire(first)
     for i in range(200):
         second("log", ("info", f"{i}"))
         heard = []
