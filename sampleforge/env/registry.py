@@ -50,13 +50,22 @@ log = logging.getLogger(__name__)
 def families() -> tuple[Family, ...]:
     """Return the installed families, in the order of their names. If one cannot be imported, a
     warning is logged, and it is left out."""
-    found = []
+    found, failed = load_families()
+    for text in failed:
+        log.warning("%s", text)
+    return found
+
+
+@functools.cache
+def load_families() -> tuple[tuple[Family, ...], tuple[str, ...]]:
+    """Import the installed families. Return them, and what is to be said of those that fail."""
+    found, failed = [], []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             found.append(entry.load().FAMILY)
         except Exception as error:
-            log.warning("%s of the entry points %s failed: %r", entry.value, GROUP, error)
-    return tuple(found)
+            failed.append(f"{entry.value} of the entry points {GROUP} failed: {error!r}")
+    return tuple(found), tuple(failed)
 
 
 def family_ids(family: Family) -> Sequence[str]:

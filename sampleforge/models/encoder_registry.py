@@ -61,7 +61,7 @@ def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) 
             f"Unknown encoder {name}. {hint} Your own is given as package.module:Class, or by a "
             "name that register_encoder knows"
         )
-    return dataclasses.replace(config, encoder=name)
+    return config if name == config.encoder else dataclasses.replace(config, encoder=name)
 
 
 def with_import_string(config: ModelConfig) -> ModelConfig:

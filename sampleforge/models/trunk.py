@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import make_encoder
+from sampleforge.models.encoders import make_orthogonal
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.spec import ArraySpec
 
@@ -100,7 +101,7 @@ class Core(nn.Module):
         self.state_size = 2 * size if self.is_lstm else size
         for name, parameter in self.rnn.named_parameters():
             if name.startswith("weight"):
-                nn.init.orthogonal_(parameter)
+                make_orthogonal(parameter)
             else:
                 nn.init.zeros_(parameter)
 

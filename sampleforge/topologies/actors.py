@@ -4,17 +4,15 @@ their ports to the policies that are trained and to those that only act."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sampleforge.data.rollout_queue import RolloutQueue, sender
 from sampleforge.env.place import FROZEN_STREAM, row_seeds
-from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.snapshots import SnapshotPool
-from sampleforge.topologies.builders import env_makers, in_threads
+from sampleforge.topologies.builders import NetworkMaker, env_makers, in_threads
 from sampleforge.topologies.config import ReplayRunConfig, SamplingConfig
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
 from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
@@ -39,19 +37,19 @@ def frozen_port(group: FrozenGroup, policy: int, actor: int) -> FrozenPort:
 
 def frozen_group(
     start: FrozenStart,
-    new_model: Callable[[], ActorCritic | QNetwork],
+    network: NetworkMaker,
     latest: Mapping[str, SharedWeights],
 ) -> FrozenGroup:
     """Return a frozen policy with the weights that it begins with. ``latest``: the weights of each
     trained policy, by its id."""
-    model = new_model()
+    model = network()
     follows = None if start.follows is None else latest[start.follows]
     pool = SnapshotPool(model.state_dict(), start.snapshots, follows)
     if follows is None:
         if (given := start.start.resume or start.start.initial) is not None:
             given.weights(model)
         pool.put(0, model.state_dict(), 0)
-    return FrozenGroup(start.id, pool, new_model, start.start.seed)
+    return FrozenGroup(start.id, pool, network.to_be_loaded, start.start.seed)
 
 
 def policy_port(

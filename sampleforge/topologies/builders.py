@@ -22,6 +22,7 @@ from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.encoder_registry import resolve_encoder
+from sampleforge.models.encoders import to_be_loaded
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
@@ -48,7 +49,8 @@ def seeded(seed: int) -> Iterator[None]:
     """Return a context in which torch's global generator begins with ``seed``; afterwards it goes
     on as before. One thread at a time is inside: the sessions of two threads may begin together."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed, which looks for devices of all kinds: 1 ms.
+        torch.default_generator.manual_seed(seed)
         yield
 
 
@@ -64,6 +66,11 @@ class NetworkMaker:
     def __call__(self) -> Any:
         with seeded(self.seed), usual_torch():
             return self.algorithm.new_network(self.config, self.spec)
+
+    def to_be_loaded(self) -> Any:
+        """Return the same network without its initial weights: others are loaded next."""
+        with to_be_loaded():
+            return self()
 
 
 def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
@@ -98,7 +105,7 @@ class ActingMaker:
         assert maker.algorithm.new_acting is not None
         generator = torch.Generator(self.device).manual_seed(self.seeds.first())
         place = self.place(generator, self.seeds)
-        acting = maker.algorithm.new_acting(maker.config, maker(), self.weights, place)
+        acting = maker.algorithm.new_acting(maker.config, maker.to_be_loaded(), self.weights, place)
         if self.sizes:
             acting.compile(maker.spec.observations, self.sizes)
         return acting

@@ -37,11 +37,12 @@ def config_class(algo: str) -> type[Any]:
 
 
 def run_modules(config: Any) -> tuple[str, ...]:
-    """Return the modules of this package that all processes of a run import. A pairing of another
-    package is imported where an error in it is told."""
-    home = config.pairing.partition(":")[0]
-    own = (home,) if home.startswith("sampleforge.") else ()
-    return ("sampleforge.topologies.registry", *own)
+    """Return the modules of this package that the processes of a run import: the driver, and those
+    with a learner, which saves checkpoints, all of them. A pairing of another package is imported
+    where an error in it is told."""
+    homes = config.pairing.partition(":")[0], type(config).__module__
+    own = (home for home in homes if home.startswith("sampleforge."))
+    return ("sampleforge.topologies.registry", *own, "sampleforge.run.folder.checkpoint")
 
 
 def names_code(algo: str) -> bool:

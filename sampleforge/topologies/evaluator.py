@@ -133,7 +133,7 @@ def add_evaluators(
         post = graph.post()
         node = graph.add(
             "evaluator",
-            EvaluatorWorker(env, new_model, channels, settings, post),
+            EvaluatorWorker(env, new_model.to_be_loaded, channels, settings, post),
             post,
             Placement(niceness=niceness),
             RestartAlone(budget, index),

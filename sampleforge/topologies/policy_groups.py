@@ -64,7 +64,7 @@ def wire_groups(
     ]
     recording = _add_sampling(graph, agents[0], actors, groups, frozen, others)
     playing = first_of_each_group(
-        [(group.policy.group, group.new_model, group.weights) for group in groups],
+        [(group.policy.group, group.new_model.to_be_loaded, group.weights) for group in groups],
         [
             (each.group, made.new_model, made.pool.weights(0))
             for each, made in zip(frozen, others, strict=True)

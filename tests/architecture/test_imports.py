@@ -194,16 +194,17 @@ RUNS = {
 
 @pytest.mark.long
 def test_a_run_imports_what_it_needs(tmp_path: Path) -> None:
-    """Its workers find all of it in their fork server, and there is nothing else there: no other
-    algorithm, nothing of the driver. Without compilation there is no compiler, which takes as long
-    as torch itself. The runs are forks of one process that has imported torch."""
+    """Its workers find all of it in their fork server, also what they are sent, and there is
+    nothing else: no other algorithm, nothing of the screen. Without compilation there is no
+    compiler, which takes as long as torch itself. The runs are forks of one process that has
+    imported torch, and so are their fork servers."""
     more = "--env CartPole-v1 --serial --quiet --train-for-env-steps 3000 --run-dir"
     runs = [
         (f"train {words} {more} {tmp_path / str(number)}".split(), own)
         for number, (words, own) in enumerate(RUNS.items())
     ]
     script = f"""
-import os, sys
+import io, os, pickle, sys, types
 import gymnasium, torch
 for words, own in {runs}:
     if os.fork() == 0:
@@ -211,23 +212,43 @@ for words, own in {runs}:
     assert os.wait()[1] == 0, words
 else:
     sys.exit()
+asked, answered = os.pipe(), os.pipe()
+if os.fork() == 0:  # the fork server
+    os.close(answered[0])
+    from sampleforge.runtime.processes import PRELOADED
+    os.environ[PRELOADED] = os.read(asked[0], 10_000).decode()
+    import sampleforge.runners.preload
+    os.write(answered[1], " ".join(sys.modules).encode())
+    os._exit(0)
+os.close(answered[1])
 from sampleforge.cli.train import parse_config
-from sampleforge.runtime.processes import PRELOADED
 from sampleforge.topologies.config_classes import run_modules
 names = {{"ppo", "pqn", "dqn", "sac", "td3", "marwil"}} - {{own}}
 others = {{f"sampleforge.algorithms.{{name}}" for name in names}}
 config = parse_config(words[1], words[2:])
-of_driver = set(sys.modules)
-assert not others & of_driver
-os.environ[PRELOADED] = " ".join(run_modules(config))
-import sampleforge.runners.preload
-preloaded = set(sys.modules)
+assert not others & set(sys.modules)
+os.write(asked[1], " ".join(run_modules(config)).encode())
+with open(answered[0]) as answer:
+    preloaded = set(answer.read().split())
 assert not others & preloaded
-assert not {{"rich", "tensorboardX", "pandas", "matplotlib"}} & (preloaded - of_driver)
+assert not {{"rich", "tensorboardX", "pandas", "matplotlib"}} & preloaded
+import sampleforge.run.beginning as beginning
+sent = set()
+class Sent(pickle.Pickler):
+    def persistent_id(self, part):
+        sent.add(getattr(part, "__module__", None))
+        return "as it is" if isinstance(part, (torch.Tensor, types.FunctionType)) else None
+def wired(*args, wire=beginning.wire_session, **kwargs):
+    graph = wire(*args, **kwargs)
+    for node in graph.nodes:
+        Sent(io.BytesIO()).dump(node.worker)
+    return graph
+beginning.wire_session = wired
 from sampleforge.cli import main
 assert main(words) == 0
 assert "torch._dynamo" not in sys.modules
-late = {{name for name in set(sys.modules) - preloaded if name.startswith({OF_WORKERS})}}
+needed = (sent - {{None}}) | {{name for name in sys.modules if name.startswith({OF_WORKERS})}}
+late = {{name for name in needed - preloaded if name.startswith("sampleforge")}}
 assert not late, late
 os._exit(0)
 """

@@ -423,6 +423,7 @@ def test_a_family_whose_simulator_is_broken_is_left_out_with_the_reason(
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[sampleforge.envs]\nbroken = broken\nhalf = half\n")
     monkeypatch.syspath_prepend(tmp_path)
+    registry.load_families.cache_clear()
     registry.families.cache_clear()
     try:
         assert main(["envs", "CartPole"]) == 0
@@ -434,6 +435,7 @@ def test_a_family_whose_simulator_is_broken_is_left_out_with_the_reason(
         with pytest.raises(ConfigError, match=r"family half are not known.*undefined symbol"):
             vector("half/One-v0")
     finally:
+        registry.load_families.cache_clear()
         registry.families.cache_clear()
 
 

@@ -19,7 +19,15 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.cnn import ImageEncoder
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import register_encoder, resolve_encoder
-from sampleforge.models.encoders import MLP, OneHot, Vector, activation, derivative, out_of_place
+from sampleforge.models.encoders import (
+    MLP,
+    OneHot,
+    Vector,
+    activation,
+    derivative,
+    out_of_place,
+    to_be_loaded,
+)
 from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.normaliser import CLIP, LARGE_INTERVAL, make_normaliser
@@ -499,6 +507,23 @@ def test_encoders_that_no_other_process_can_import_are_refused() -> None:
         register_encoder("local", Local)
     with pytest.raises(ConfigError, match="taken"):
         register_encoder("mlp", OwnEncoder)
+
+
+def test_a_network_to_be_loaded_is_the_usual_one_once_it_is_loaded() -> None:
+    """And as many random numbers were drawn: parts of a user's own are the same in each process."""
+    usual = model_of(IMAGE, core="gru")
+    drawn = torch.random.get_rng_state()
+    with to_be_loaded():
+        bare = model_of(IMAGE, core="gru")
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    obs, state, first = observed(IMAGE, 4), torch.zeros(4, bare.state_size), torch.zeros(4) > 0
+    assert not torch.equal(
+        bare.step(obs, state, first).values, usual.step(obs, state, first).values
+    )
+    bare.load_state_dict(usual.state_dict())
+    assert torch.equal(bare.step(obs, state, first).values, usual.step(obs, state, first).values)
+    again = model_of(IMAGE, core="gru")
+    assert torch.equal(again.step(obs, state, first).values, usual.step(obs, state, first).values)
 
 
 def test_a_copy_is_a_model_of_its_own() -> None:
