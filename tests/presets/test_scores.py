@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from sampleforge import presets
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.presets.scores import PresetScore, digest, read_scores, write_score
+from tests.support import REPO
+
+OF_SCORES = ("results/presets.md)", "results/sac.md)", "docs/benchmarking.md)")
+"""Ends of the rows of README's table that have scores."""
 
 
 @pytest.fixture
@@ -93,3 +98,41 @@ def test_packaged_scores_are_of_packaged_presets() -> None:
         other = re.search(r"--env (\S+)", score.command)
         assert score.env == (other[1] if other else presets.preset_values(algo, name)["env"])
         assert score.commit and score.date and score.machine
+
+
+def test_the_readme_has_no_score_of_fewer_than_three_seeds_without_saying_so() -> None:
+    """A part of a cell, up to a semicolon, may say "one seed"; else its figures are of scores."""
+    rows = (REPO / "README.md").read_text(encoding="utf-8").splitlines()
+    cells = [row.split("|")[2] for row in rows if row.rstrip("| ").endswith(OF_SCORES)]
+    parts = [part for cell in cells for part in cell.split(";")]
+    named = [re.findall(r"([A-Z]\w+) (-?[\d,.]*\d)", part) for part in parts]
+    assert sum(map(len, named)) >= 12
+    unfounded = [
+        f"{env} {figure}"
+        for part, figures in zip(parts, named, strict=True)
+        for env, figure in figures
+        if "one seed" not in part and not is_measured(env, figure)
+    ]
+    assert unfounded == []
+
+
+def is_measured(env: str, figure: str) -> bool:
+    """Whether a score of three seeds or more, in an environment of this name, rounds to this."""
+    rounding = 0.5 * 10 ** -len(figure.partition(".")[2]) + 1e-9
+    return any(
+        abs(score.score - float(figure.replace(",", ""))) <= rounding
+        for score in read_scores().values()
+        if len(score.seeds) >= 3 and re.fullmatch(rf"(.*/)?{env}(-v\d+)?", score.env)
+    )
+
+
+def test_a_figure_is_measured_if_a_score_of_three_seeds_rounds_to_it(toy: Path) -> None:
+    write_score(measured(returns=(500.0, 20.0, 480.26)))
+    assert is_measured("CartPole", "480") and is_measured("CartPole", "480.3")
+    assert not is_measured("CartPole", "481") and not is_measured("CartPole", "480.2")
+    assert not is_measured("Cart", "480")
+    few = replace(
+        measured(), seeds=(1, 2), returns=(7.0, 7.0), seconds=(1.0, 1.0), env_steps=(9, 9)
+    )
+    write_score(few)
+    assert not is_measured("CartPole", "7")
