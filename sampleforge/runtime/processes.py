@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -313,19 +313,35 @@ def end_descendants() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+CORE_SHARE = "SAMPLEFORGE_CORE_SHARE"
+"""The environment variable of a process that is one of several, with the number of cores that it
+may use, if it is not pinned to them."""
+
+
 def available_cores() -> list[int]:
     """Return the numbers of the cores that this process may use, in order: no more than the CPU
-    quota of its container or control group allows."""
+    quota of its container or control group allows, or the share that it was given (`use_cores`)."""
     cores, quota = _allowed_cores(), cgroup_cpu_quota()
-    return cores if quota is None else cores[: max(1, math.ceil(quota))]
+    share = int(os.environ.get(CORE_SHARE, len(cores)))
+    return cores[: max(1, min(share, share if quota is None else math.ceil(quota)))]
 
 
 def cores_to_pin() -> list[int]:
     """Return the numbers of the cores that processes can be pinned to; none if a CPU quota is worth
     fewer than this process may use. Such a quota is of time on any cores, and all containers of the
-    machine would pin their processes to the same ones."""
+    machine would pin their processes to the same ones. None either if this process shares its cores
+    with others and is not pinned itself."""
     cores = _allowed_cores()
     return cores if len(available_cores()) == len(cores) else []
+
+
+def use_cores(cores: Sequence[int]) -> None:
+    """Make this process, which shares cores with others of its kind, and the processes that it
+    starts use ``cores``; where processes cannot be pinned, as many, wherever they run."""
+    if cores_to_pin() and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    else:
+        os.environ[CORE_SHARE] = str(len(cores))
 
 
 def _allowed_cores() -> list[int]:

@@ -57,9 +57,14 @@ def rollout_queue(
 
 
 def add_recorder(
-    graph: GraphBuilder, config: SamplingConfig, queue: RolloutQueue | None, policies: int = 1
+    graph: GraphBuilder,
+    config: SamplingConfig,
+    queue: RolloutQueue | None,
+    policies: int = 1,
+    cores: tuple[int, ...] | None = None,
 ) -> Recording | None:
-    """Add the recorder of a run with so many policies, if there is a ``queue`` to it."""
+    """Add the recorder of a run with so many policies, if there is a ``queue`` to it. ``cores``: on
+    which it may run (None: on all)."""
     if queue is None:
         return None
     spec = queue.shape.spec
@@ -85,7 +90,7 @@ def add_recorder(
         "recorder",
         worker,
         post,
-        Placement(niceness=config.worker_niceness),
+        Placement(cores, config.worker_niceness),
         RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),
     )
     return Recording(node, queue)

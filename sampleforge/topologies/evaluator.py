@@ -101,11 +101,13 @@ def add_evaluators(
     learner: str = "learner",
     group: int = 0,
     playing: Playing | None = None,
+    cores: tuple[int, ...] | None = None,
 ) -> tuple[Results, tuple[Edge, ...]]:
     """Add the evaluators of a policy, if the config has any. Return the queue of their results, and
     their channels. All policies of a run are evaluated
     with the same seed. ``learner``: name of the worker that publishes the weights. ``group``: the
-    agent group that the policy plays; ``playing``: the policies of the other ones."""
+    agent group that the policy plays; ``playing``: the policies of the other ones. ``cores``: on
+    which they may run (None: on all)."""
     count, interval = num_evaluators(config), config.evaluate_interval
     if interval is None:
         return None, ()
@@ -135,7 +137,7 @@ def add_evaluators(
             "evaluator",
             EvaluatorWorker(env, new_model.to_be_loaded, channels, settings, post),
             post,
-            Placement(niceness=niceness),
+            Placement(cores, niceness),
             RestartAlone(budget, index),
         )
         results.append(channels.results)

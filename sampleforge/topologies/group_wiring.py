@@ -28,7 +28,7 @@ from sampleforge.topologies.evaluator import Playing, Results, add_evaluators
 from sampleforge.topologies.graph import AddedGroup, Edge, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import Learners
 from sampleforge.topologies.members import acting_plan, member_channels
-from sampleforge.topologies.placement import policy_placement, policy_spin
+from sampleforge.topologies.placement import placement_beside, policy_placement, policy_spin
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.starts import PolicyStart
 from sampleforge.workers.policy import PolicyWorker
@@ -152,6 +152,7 @@ class GroupWiring(ABC, Generic[E]):
             learners.nodes[0].name,
             group=self.policy.group,
             playing=playing,
+            cores=placement_beside(self.plan).cores,
         )
         group = self.policy_group(learners, results)
         return AddedGroup(group, self.edges(prefix), evaluation, learners.notes)

@@ -15,10 +15,11 @@ sleeps: several times as long as it takes to answer some."""
 def actor_placement(plan: SamplerPlan, index: int, niceness: int) -> Placement:
     """Return the placement of the ``index``-th actor. Pinned actors have the last cores: the first
     ones are left to the learners, which are on the first NUMA node."""
+    if not plan.actor_cores:
+        return placement_beside(plan, None, niceness)
     cores, _ = _divided(plan)
-    if plan.pin_actors:
-        return Placement((cores[-1 - index % len(cores)],), niceness)
-    return Placement(cores if plan.policy_cores else None, niceness)
+    end = len(cores) - index * plan.actor_cores
+    return Placement(cores[end - plan.actor_cores : end], niceness)
 
 
 def policy_placement(plan: SamplerPlan, index: int, node: NumaNode | None) -> Placement:
@@ -32,12 +33,16 @@ def policy_spin(plan: SamplerPlan) -> float:
     return SPIN if plan.policy_cores else 0.0
 
 
-def placement_beside(plan: SamplerPlan, node: NumaNode | None) -> Placement:
-    """Return the placement of a worker on a NUMA node (None: anywhere) that is not a sampler's: on
-    no core that is left to a policy worker."""
-    if node is not None:
-        return Placement(node.cores)
-    return Placement(_divided(plan)[0] if plan.policy_cores else None)
+def placement_beside(
+    plan: SamplerPlan, node: NumaNode | None = None, niceness: int = 0
+) -> Placement:
+    """Return the placement of a worker that is neither a pinned actor nor a policy worker with a
+    core to itself: on its NUMA ``node`` (None: on all nodes), but on no core of such policy
+    workers."""
+    shared, apart = _divided(plan)
+    if node is None:
+        return Placement(shared if apart else None, niceness)
+    return Placement(tuple(core for core in node.cores if core not in apart) or shared, niceness)
 
 
 def _divided(plan: SamplerPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:

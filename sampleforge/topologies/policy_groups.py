@@ -24,6 +24,7 @@ from sampleforge.topologies.graph import (
 from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan
+from sampleforge.topologies.placement import placement_beside
 from sampleforge.topologies.sampler_plan import check_memory_of_groups, describe_memory
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import RunHooks
@@ -116,7 +117,7 @@ def _add_sampling(
     for group in groups:
         group.add_sources(graph)
     add_actors(graph, actors, groups, mapping, config, acting, frozen, queue)
-    return add_recorder(graph, config, queue, len(groups))
+    return add_recorder(graph, config, queue, len(groups), placement_beside(plan).cores)
 
 
 def _edges(graph: GraphBuilder, added: Sequence[AddedGroup]) -> list[Edge]:

@@ -101,7 +101,8 @@ def _group_member(
 
 
 def rank_placement(config: RanksRunConfig, plan: Plan, local_rank: int) -> Placement:
-    """Return the placement of a rank: the ranks of a machine are pinned to its cores in turn."""
-    cores = available_cores()
-    pinned_to = (cores[local_rank % len(cores)],) if plan.pin_actors else None
-    return Placement(pinned_to, config.worker_niceness)
+    """Return the placement of a rank: each rank of a machine is pinned to an equal share of its
+    cores, for its threads and those of its environments."""
+    first = local_rank * plan.actor_cores
+    cores = tuple(available_cores()[first : first + plan.actor_cores])
+    return Placement(cores or None, config.worker_niceness)

@@ -68,7 +68,7 @@ def plan_ranks(
         precision=precision,
         acting_precision=choose_precision(config, acts_on, image)[0],
         learner_threads=config.learner_threads or threads,
-        pin_actors=may_pin(config) and here <= cores,
+        actor_cores=cores // here if may_pin(config) else 0,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
         records=config.record is not None,

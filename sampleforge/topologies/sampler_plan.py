@@ -148,8 +148,9 @@ class SamplerPlan:
     device: str
     precision: str
     acting_precision: str  # of the forward passes that choose actions
-    pin_actors: bool
     reasons: tuple[str, ...]
+    actor_cores: int = field(default=0, kw_only=True)
+    """Number of cores that each actor or rank is pinned to; 0: it may run on all."""
     policy_cores: int = field(default=0, kw_only=True)
     """Number of cores that are left to policy workers, one for each."""
     records: bool = field(default=False, kw_only=True)
@@ -294,7 +295,6 @@ def plan_sampler(
     cores, image = this_machine().cores, config.model.has_pixels(spec.observations)
     workers, envs = _workers_and_envs(config, spec)
     inference, why = _inference(config, device, image)
-    apart = _policy_cores(config, acts_on_gpu=inference == "worker" and device != "cpu")
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
     usual = 2 if overlaps and envs % 2 == 0 else 1
     splits = config.num_splits or (envs if variable else usual)
@@ -324,8 +324,7 @@ def plan_sampler(
         device=device,
         precision=precision,
         acting_precision=choose_precision(config, acts_on, image)[0],
-        pin_actors=_pins_actors(config, workers <= cores - apart),
-        policy_cores=apart,
+        policy_cores=_policy_cores(config, acts_on_gpu=inference == "worker" and device != "cpu"),
         reasons=(why, why_precision, *([INDEPENDENT] if variable else [])),
         records=config.record is not None,
         variable=variable,
@@ -371,16 +370,16 @@ def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
     return workers if acts_on_gpu and enough and may_pin(config) else 0
 
 
-def _pins_actors(config: SamplingConfig, core_for_each: bool) -> bool:
-    """Return whether each actor is pinned to a core. The threads of env rows that step
-    independently may use all cores."""
-    return may_pin(config) and core_for_each and not config.variable_experience
-
-
-def pins_beside(sampler: SamplerPlan, busy: int) -> bool:
-    """Return whether the actors are pinned if ``busy`` threads on the CPU run at the same time:
-    each of these has a core without a pinned actor, which could not make room for it."""
-    return sampler.pin_actors and sampler.num_workers + busy <= this_machine().cores
+def actor_cores(config: SamplingConfig, spec: EnvSpec, sampler: SamplerPlan, busy: int) -> int:
+    """Return the number of cores that each actor is pinned to if ``busy`` threads on the CPU run at
+    the same time: each of these, and each policy worker that has a core to itself, has a core
+    without a pinned actor, which could not make room for it. An actor whose environments step in
+    threads or processes of their own is pinned to an equal share of the cores, others to one core.
+    0: none is pinned; the threads of env rows that step independently may use all cores."""
+    if not may_pin(config) or config.variable_experience or not sampler.num_workers:
+        return 0
+    share = (this_machine().cores - sampler.policy_cores - busy) // sampler.num_workers
+    return max(0, share if spec.asynchronous else min(1, share))
 
 
 def recorded_parameters(config: SamplingConfig, spec: EnvSpec) -> int:

@@ -15,12 +15,12 @@ from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
     Plan,
     SamplerPlan,
+    actor_cores,
     check_asynchronous_lag,
     check_memory,
     check_minibatch,
     cores_beside_actors,
     learner_threads,
-    pins_beside,
     plan_sampler,
     policy_lag,
     recorded_parameters,
@@ -66,7 +66,7 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     if sampler.variable:
         batches += (LATE - 1) * streams / slots_per_batch  # rollouts of late rows are older
     plan = Plan(
-        **sampler.__dict__ | {"pin_actors": pins_beside(sampler, busy)},
+        **sampler.__dict__ | {"actor_cores": actor_cores(config, spec, sampler, busy)},
         slots=slots,
         slots_per_batch=slots_per_batch,
         synchronous=synchronous,

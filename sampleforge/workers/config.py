@@ -277,10 +277,12 @@ class SamplerConfig(WorkersConfig):
     is for simulators that wait or release the interpreter lock. Each split is then one env row,
     unless --num-splits is given; with appo --async-rl is the default."""
     set_workers_cpu_affinity: bool = True
-    """Pin each actor worker to a core: only if there is one for every actor, and others for the
-    workers that are busy at the same time (learners, policy and replay workers), and not under a
-    CPU quota. On a machine with several NUMA nodes also keep each policy's learner, policy and
-    replay workers on one node, and the memory of the slots beside them."""
+    """Pin each actor worker to a core, or to its share of the cores if its environments step in
+    threads or processes of their own: only if there is a core for every actor, and others for the
+    workers that are busy at the same time (learners, policy and replay workers, readers of
+    datasets), and not under a CPU quota. Ranks are pinned to their shares of the cores. On a
+    machine with several NUMA nodes also keep each policy's learner, policy and replay workers on
+    one node, and the memory of the slots beside them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,7 +42,7 @@ def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
     counters, said = Counters(["started_rows", "env_steps", "updates"], 2), list[str]()
     session: Any = SimpleNamespace(
         graph=SimpleNamespace(counters=counters),
-        plan=SamplerPlan(2, 4, 8, 1, 16, "inline", 0, "cpu", "fp32", "fp32", False, ()),
+        plan=SamplerPlan(2, 4, 8, 1, 16, "inline", 0, "cpu", "fp32", "fp32", ()),
         message=said.append,
     )
     starting = Starting()

@@ -104,6 +104,30 @@ def test_cores_are_no_more_than_the_quota(
     assert processes.cores_to_pin() == (list(range(8)) if pinnable else [])
 
 
+@pytest.mark.parametrize(
+    ("quota", "pins", "used"),
+    [(None, True, [4, 5]), (None, False, [0, 1]), (4.0, True, [0, 1]), (1.0, True, [0])],
+)
+def test_a_job_is_pinned_to_its_share_of_the_cores_but_not_under_a_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, pins: bool, used: list[int]
+) -> None:
+    """Under a quota the jobs of all containers would be pinned to the same first cores."""
+    allowed = {0: set(range(8))}
+    monkeypatch.setattr("os.sched_getaffinity", allowed.get)
+    monkeypatch.setenv(processes.CORE_SHARE, "8")  # the test's end takes back what is set
+    monkeypatch.setattr(processes, "cgroup_cpu_quota", lambda: quota)
+    if pins:
+        monkeypatch.setattr("os.sched_setaffinity", allowed.__setitem__)
+    else:
+        monkeypatch.delattr("os.sched_setaffinity")
+    cores = processes.available_cores()
+    share = (4, 5) if quota is None else tuple(cores[:2])
+    processes.use_cores(share)
+    assert sorted(allowed[0]) == ([4, 5] if pins and quota is None else list(range(8)))
+    assert processes.available_cores() == used
+    assert processes.cores_to_pin() == ([4, 5] if pins and quota is None else [])
+
+
 def test_memory_is_no_more_than_the_group_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cgroup_memory_free", lambda: 12345)
     assert machine.shared_memory_free() == 12345

@@ -12,7 +12,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies import placement
+from sampleforge.topologies import placement, rank
 from sampleforge.topologies.builders import acting_device
 from sampleforge.topologies.config import (
     ApexConfig,
@@ -84,7 +84,7 @@ def test_a_policy_worker_on_a_gpu_has_a_core_to_itself_where_there_are_enough(mo
             return (
                 placement.actor_placement(plan, 0, 5).cores,
                 {placement.policy_placement(plan, i, None).cores for i in range(policies)},
-                placement.placement_beside(plan, None).cores,
+                placement.placement_beside(plan).cores,
             )
 
     others = tuple(range(15))
@@ -94,6 +94,51 @@ def test_a_policy_worker_on_a_gpu_has_a_core_to_itself_where_there_are_enough(mo
     assert placed(16, inference="inline")[::2] == ((15,), None)
     assert placed(16, set_workers_cpu_affinity=False) == (None, {None}, None)
     assert placed(4) == ((3,), {None}, None)
+
+
+@pytest.mark.parametrize(("workers", "each"), [(15, 0), (14, 1), (7, 1)])
+def test_a_replay_worker_has_a_core_beside_pinned_actors_and_the_policy_workers(workers, each):
+    """With 15 actors, the replay worker could only run on the cores of actors."""
+    with assumed(plans.machine(16, 1)):
+        chosen = ApexConfig(env="X-v0", num_workers=workers, replay_capacity=10_000)
+        plan = plan_of(pairing(chosen).resolve_defaults(chosen, plans.IMAGES), plans.IMAGES, "cuda")
+    assert (plan.policy_cores, plan.actor_cores) == (1, each)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "of_each"),
+    [
+        (2, 1, [(0, 1)]),
+        (8, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (3, 2, [(0,), (1,)]),
+        (2, 2, [(0,), (1,)]),
+        (2, 3, [None, None, None]),
+    ],
+)
+def test_a_rank_has_a_core_for_each_of_its_threads(monkeypatch, cores, ranks, of_each):
+    monkeypatch.setattr(rank, "available_cores", lambda: list(range(cores)))
+    with assumed(plans.machine(cores)):
+        config = resolve_defaults(DdppoConfig(env="X-v0", num_ranks=ranks), plans.IMAGES)
+        assert isinstance(config, DdppoConfig)
+        plan = plan_of(config, plans.IMAGES)
+    placed = [rank.rank_placement(config, plan, index).cores for index in range(ranks)]
+    assert placed == of_each
+    assert all(own is None or len(own) >= plan.learner_threads for own in placed)
+
+
+def test_an_actor_has_cores_for_the_threads_of_its_environments(monkeypatch):
+    monkeypatch.setattr(placement, "available_cores", lambda: list(range(8)))
+    config = AppoConfig(env="X-v0", num_workers=3, async_rl=False)
+    placed = {}
+    for kind in ("images (Atari)", "images"):
+        spec = plans.KINDS[kind]
+        with assumed(plans.machine(8)):
+            plan = plan_of(resolve_defaults(config, spec), spec)
+        placed[kind] = [placement.actor_placement(plan, index, 5).cores for index in range(3)]
+    assert placed == {
+        "images (Atari)": [(6, 7), (4, 5), (2, 3)],
+        "images": [(7,), (6,), (5,)],
+    }
 
 
 def test_where_a_process_can_have_one_row_only_each_worker_has_one():

@@ -12,15 +12,19 @@ import pytest
 
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.runtime.numa import NumaNode, node_for_group
 from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.placement import placement_beside
+from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.starts import ResumePoint
 from tests.support.apex_graphs import apex_config, build_apex
-from tests.support.graphs import build, resolved, rollouts, spec_of
+from tests.support.graphs import build, one_policy, resolved, rollouts, spec_of
 from tests.support.histories import check_history, histories
-from tests.support.pairings import plan_of
+from tests.support.pairings import plan_of, wire_of
 
 CODE = "tests.support.envs:CodeEnv"
 
@@ -66,8 +70,6 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
 
     chosen = config(inference="worker", num_splits=3)
     graph, _ = build(chosen)
-    from sampleforge.models.encoder_registry import resolve_encoder
-
     spec = graph.groups[0].exchange.slots.shape.spec
     model = ActorCritic(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
@@ -90,7 +92,6 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, infer
     """One pass over the stored rollout, from its stored state, gives what was acted on."""
     import torch
 
-    from sampleforge.models.encoder_registry import resolve_encoder
     from tests.support.graphs import build
 
     model_config = ModelConfig(
@@ -197,7 +198,28 @@ def test_shards_and_learner_of_a_replay_have_cores_beside_pinned_actors(
 ) -> None:
     chosen = apex_config(num_workers=2, num_replay_shards=2)
     with assumed(Machine(cores)):
-        assert build_apex(chosen)[1].pin_actors == pinned
+        assert build_apex(chosen)[1].actor_cores == pinned
+
+
+def test_only_a_policy_worker_is_on_the_core_that_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of GPUs have one, and there is no GPU here: the core is written into the plan."""
+    monkeypatch.setattr("sampleforge.topologies.placement.available_cores", lambda: list(range(6)))
+    replay = apex_config(inference="worker", evaluate_interval=100, seed=1)
+    sampling = config(inference="worker", evaluate_interval=100, record=str(tmp_path / "data"))
+    for chosen, more in ((sampling, {"recorder"}), (replay, {"replay"})):
+        spec = spec_of(chosen)
+        chosen = pairing(chosen).resolve_defaults(chosen, spec)
+        plan = dataclasses.replace(plan_of(chosen, spec), policy_cores=1, actor_cores=0)
+        model = resolve_encoder(chosen.model, spec.observations)
+        chosen = dataclasses.replace(chosen, model=model)
+        placed = nodes_of(wire_of(chosen, plan, spec, *one_policy(ResumePoint(1))))
+        assert placed.pop("policy") == {(5,)}
+        assert set(placed) == {"actor", "learner", "evaluator"} | more
+        assert set().union(*placed.values()) == {(0, 1, 2, 3, 4)}, placed
+    assert placement_beside(plan, NumaNode(1, (4, 5))).cores == (4,)
+    assert placement_beside(plan, NumaNode(2, (5,))).cores == (0, 1, 2, 3, 4)
 
 
 def test_a_machine_with_one_numa_node_places_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:

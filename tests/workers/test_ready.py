@@ -390,7 +390,7 @@ def test_ending_a_rollout_early_keeps_its_stacks(padding: Any) -> None:
 def test_each_row_is_a_split_and_sampling_goes_on_while_the_learner_trains() -> None:
     plan = plan_of(config(), spec_of(config()), "cpu")
     assert (plan.num_splits, plan.rows, plan.synchronous) == (ROWS, 1, False)
-    assert not plan.pin_actors and any("independently" in reason for reason in plan.reasons)
+    assert not plan.actor_cores and any("independently" in reason for reason in plan.reasons)
     given = config(num_splits=2, num_envs_per_worker=6)
     assert plan_of(given, spec_of(given), "cpu").rows == 3
     fixed = config(variable_experience=False)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.processes import available_cores, use_cores
 from sampleforge.tools.jobs.jobs import STOP_S, Jobs, Work, new_launch, remove_pickles
 
 _AGAIN_S = 1.0
@@ -110,8 +110,7 @@ def run_task(work: Work, launcher: OwnerProcess, cores: tuple[int, ...], gpu: st
     any). The process ends with the ``launcher``."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the work has something to save
     end_with(launcher)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+    use_cores(cores)
     # submitit hides all GPUs from a job that has not asked for any.
     if gpu is None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)

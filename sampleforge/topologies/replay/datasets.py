@@ -22,13 +22,13 @@ from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.graph import GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
+from sampleforge.topologies.placement import placement_beside
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.stream import PolicyPort
-from sampleforge.workers.worker import Placement
 
 
 class DatasetRows:
@@ -107,5 +107,5 @@ def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) 
         post = graph.post(channels.wakeups[index])
         worker = ActorWorker(index, [rows.make], [port], channels.episodes, post)
         worker.name = f"dataset {number}"
-        placement = Placement(niceness=config.worker_niceness)
+        placement = placement_beside(group.plan, niceness=config.worker_niceness)
         graph.add("dataset", worker, post, placement, RestartAlone(lives, index))

@@ -18,9 +18,9 @@ from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.devices import describe_learners, uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
+    actor_cores,
     cores_beside_actors,
     learner_threads,
-    pins_beside,
     plan_sampler,
     recorded_parameters,
     usual_rows,
@@ -146,7 +146,7 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     cores = cores_beside_actors(config, synchronous=False)
     learners = config.num_learners * config.num_policies
     threads = config.learner_threads or learner_threads(config.model, spec, cores // learners)
-    busy = config.num_policies * shards
+    busy = config.num_policies * shards + len(config.datasets)
     if device == "cpu":
         busy += config.num_policies * sampler.num_policy_workers
         busy += 0 if config.sampler_only else learners * threads
@@ -157,7 +157,7 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
     plan = ReplayPlan(
-        **sampler.__dict__ | {"pin_actors": pins_beside(sampler, busy)},
+        **sampler.__dict__ | {"actor_cores": actor_cores(config, spec, sampler, busy)},
         batch_size=config.batch_size,
         item_steps=item_steps,
         learning_starts=config.learning_starts,
