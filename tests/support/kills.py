@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import sampleforge
@@ -19,8 +19,10 @@ STORES = ("STORE_SUBSCR", "STORE_SLICE", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
 In-place operations (``row["env_steps"] += 1``) may write as well."""
 LOADS = ("BINARY_SUBSCR", "BINARY_SLICE", "COMPARE_OP", "BINARY_OP", "UNPACK_SEQUENCE")
 """Instructions beside `STORES` that may read from shared memory."""
-INPLACE = [name for name, _ in dis._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
-"""The first argument of BINARY_OP that stands for an in-place operation."""
+OPERATIONS = [name for name, _ in dis._nb_ops]  # type: ignore[attr-defined]
+"""The operations of BINARY_OP by its argument; from Python 3.14 on a subscript is one of them."""
+TOOL = 4
+"""Of `sys.monitoring`: one of the numbers without a purpose."""
 
 
 class Killed(BaseException):
@@ -29,7 +31,9 @@ class Killed(BaseException):
 
 def may_store(code: bytes, at: int) -> bool:
     name = dis.opname[code[at]]
-    return name in STORES or (name == "BINARY_OP" and code[at + 1] >= INPLACE)
+    if name == "BINARY_OP":
+        return OPERATIONS[code[at + 1]].startswith("NB_INPLACE")
+    return name in STORES
 
 
 def may_read(code: bytes, at: int) -> bool:
@@ -45,24 +49,66 @@ def visited(
     may write into shared memory (n from 1)."""
     passed = 0
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def before(code: bytes, at: int) -> None:
         nonlocal passed
-        code = frame.f_code
-        if event == "call":
-            if not code.co_filename.startswith(PACKAGE):
-                return None
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode" and which(code.co_code, frame.f_lasti):
+        if which(code, at):
             passed += 1
             visit(passed)
-        return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
+    traced(work, before)
+
+
+if sys.version_info < (3, 12):
+
+    def traced(work: Callable[[], object], before: Callable[[bytes, int], None]) -> None:
+        """Do some ``work``, and call ``before(code, at)`` just before each of SampleForge's
+        instructions of this thread, but for those that ``before`` leads to."""
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if event == "call":
+                if not frame.f_code.co_filename.startswith(PACKAGE):
+                    return None
+                frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            elif event == "opcode":
+                before(frame.f_code.co_code, frame.f_lasti)
+            return trace
+
+        outer = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(outer)
+
+else:  # `sys.settrace` would tell of instructions of a function from its second call on
+    _before: dict[int, Callable[[bytes, int], None]] = {}
+    """The function to call, by the thread."""
+
+    def _tell(code: CodeType, at: int) -> Any:
+        if not code.co_filename.startswith(PACKAGE):
+            return sys.monitoring.DISABLE
+        if (before := _before.get(threading.get_ident())) is not None:
+            before(code.co_code, at)
+        return None
+
+    def traced(work: Callable[[], object], before: Callable[[bytes, int], None]) -> None:
+        """As above."""
+        monitoring, thread = sys.monitoring, threading.get_ident()
+        event, first, outer = monitoring.events.INSTRUCTION, not _before, _before.get(thread)
+        if first:
+            monitoring.use_tool_id(TOOL, "kills")
+            monitoring.register_callback(TOOL, event, _tell)
+            monitoring.set_events(TOOL, event)
+        _before[thread] = before
+        try:
+            work()
+        finally:
+            del _before[thread]
+            if outer is not None:
+                _before[thread] = outer
+            if first:
+                monitoring.set_events(TOOL, 0)
+                monitoring.free_tool_id(TOOL)
 
 
 def live(work: Callable[[], object], at: int) -> bool:
