@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 from sampleforge.config import ConfigError
 
@@ -20,16 +21,29 @@ UNLIMITED_V1 = 1 << 60
 def cgroup_cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
     """Return how many processors the quota is worth (0.5: half the time of one); None without a
     quota."""
-    quotas = []
+    return min((quota for quota, _ in _quotas(root, own)), default=None)
+
+
+def cgroup_idle_s(root: Path = ROOT, own: Path = OWN) -> float | None:
+    """Return the seconds of a processor that the quota has allowed and that were not used, counted
+    from any time; None without a quota, or if the use is not known."""
+    quota, used = min(_quotas(root, own), default=(0.0, None), key=lambda each: each[0])
+    return None if used is None else quota * monotonic() - used
+
+
+def _quotas(root: Path, own: Path) -> Iterator[tuple[float, float | None]]:
+    """Yield (quota in processors, their seconds that were used, if known) of each group with a
+    quota."""
     for folder in _groups(root, own, ""):
         text = _text(folder / "cpu.max").split()  # "150000 100000", "max 100000"
-        if len(text) == 2 and text[0].isdigit() and int(text[1]):
-            quotas.append(int(text[0]) / int(text[1]))
+        if len(text) == 2 and text[0].isdigit() and int(text[0]) and int(text[1]):
+            used = _listed(folder / "cpu.stat").get("usage_usec")
+            yield int(text[0]) / int(text[1]), None if used is None else used / 1e6
     for folder in _groups(root, own, "cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        if quota is not None and period:
-            quotas.append(quota / period)
-    return min((quota for quota in quotas if quota > 0), default=None)
+        if quota and period:
+            used = _number(folder / "cpuacct.usage")
+            yield quota / period, None if used is None else used / 1e9
 
 
 def cgroup_memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
@@ -56,9 +70,8 @@ def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
 
 
 def _inactive_files(stat: Path) -> int:
-    found = dict(line.split() for line in _text(stat).splitlines() if len(line.split()) == 2)
-    inactive = found.get("total_inactive_file", found.get("inactive_file", "0"))
-    return int(inactive) if inactive.isdigit() else 0
+    found = _listed(stat)
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
@@ -80,6 +93,12 @@ def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
 def _number(path: Path) -> int | None:
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
+
+
+def _listed(path: Path) -> dict[str, int]:
+    """Return the numbers in a file with a name and a number in each line."""
+    lines = map(str.split, _text(path).splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
 def _text(path: Path) -> str:

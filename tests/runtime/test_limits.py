@@ -17,6 +17,7 @@ from sampleforge.runtime import machine, processes
 from sampleforge.runtime.limits import (
     WANTED,
     cgroup_cpu_quota,
+    cgroup_idle_s,
     cgroup_memory_free,
     cgroup_memory_limit,
     check_workers,
@@ -38,23 +39,29 @@ def tree(folder: Path, files: dict[str, str], own: str) -> dict[str, Any]:
     return {"root": root, "own": folder / "own"}
 
 
-def test_version_2_counts_the_lowest_limit_on_the_way_to_the_root(tmp_path: Path) -> None:
+def test_version_2_counts_the_lowest_limit_on_the_way_to_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sampleforge.runtime.limits.monotonic", lambda: 100.0)
     of = tree(
         tmp_path,
         {
             "cpu.max": "max 100000\n",
             "memory.max": "max\n",
             "pod/cpu.max": "150000 100000\n",
+            "pod/cpu.stat": "usage_usec 30500000\nuser_usec 30000000\nnr_periods 0\n",
             "pod/memory.max": f"{4 * GIB}\n",
             "pod/memory.current": f"{3 * GIB}\n",
             "pod/memory.stat": f"anon 5\ninactive_file {GIB}\n",
             "pod/a/cpu.max": "400000 100000\n",
+            "pod/a/cpu.stat": "usage_usec 20500000\n",
             "pod/a/memory.max": f"{5 * GIB}\n",
             "pod/a/memory.current": f"{GIB}\n",
         },
         "0::/pod/a\n",
     )
     assert cgroup_cpu_quota(**of) == 1.5
+    assert cgroup_idle_s(**of) == 150 - 30.5
     assert cgroup_memory_limit(**of) == 4 * GIB
     assert cgroup_memory_free(**of) == 2 * GIB
 
@@ -63,15 +70,18 @@ def test_version_2_within_a_container_begins_at_its_own_group(tmp_path: Path) ->
     files = {"cpu.max": "50000 100000", "memory.max": str(GIB), "memory.current": str(2 * GIB)}
     of = tree(tmp_path, files, "0::/../../elsewhere\n")
     assert cgroup_cpu_quota(**of) == 0.5
+    assert cgroup_idle_s(**of) is None, "what was used is not known"
     assert cgroup_memory_free(**of) == 0
 
 
-def test_version_1(tmp_path: Path) -> None:
+def test_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sampleforge.runtime.limits.monotonic", lambda: 100.0)
     of = tree(
         tmp_path,
         {
             "cpu/docker/x/cpu.cfs_quota_us": "200000\n",
             "cpu/docker/x/cpu.cfs_period_us": "100000\n",
+            "cpu/docker/x/cpuacct.usage": "30500000000\n",
             "cpu/cpu.cfs_quota_us": "-1\n",
             "cpu/cpu.cfs_period_us": "100000\n",
             "memory/docker/x/memory.limit_in_bytes": f"{GIB}\n",
@@ -82,6 +92,7 @@ def test_version_1(tmp_path: Path) -> None:
         "12:cpu,cpuacct:/docker/x\n7:memory:/docker/x\n1:name=systemd:/docker/x\n",
     )
     assert cgroup_cpu_quota(**of) == 2.0
+    assert cgroup_idle_s(**of) == 200 - 30.5
     assert cgroup_memory_free(**of) == GIB * 3 // 4
 
 
@@ -89,6 +100,7 @@ def test_version_1(tmp_path: Path) -> None:
 def test_without_limits_there_are_none(tmp_path: Path, own: str) -> None:
     of = tree(tmp_path, {"cpu.max": "max 100000", "memory.max": "max"}, own)
     assert cgroup_cpu_quota(**of) is None
+    assert cgroup_idle_s(**of) is None
     assert cgroup_memory_limit(**of) is None
     assert cgroup_memory_free(**of) is None
 

@@ -25,7 +25,8 @@ from sampleforge.run.reports.verdict import (
     stages,
     verdict,
 )
-from sampleforge.runtime.processes import available_cores, is_stopped
+from sampleforge.runtime.limits import cgroup_idle_s
+from sampleforge.runtime.processes import available_cores, cores_to_pin, is_stopped
 from sampleforge.topologies.graph import COUNTERS, Graph, Node, Role
 from sampleforge.topologies.sampler_plan import SamplerPlan
 
@@ -274,6 +275,9 @@ def mean_fill(graph: Graph) -> tuple[float, float]:
 
 
 def idle_s() -> float:
-    """Return the seconds that the available cores were idle since boot, summed over the cores."""
+    """Return the seconds, counted from any time, that the available cores were idle, summed over
+    the cores; under a CPU quota those that it has allowed and that were not used."""
+    if not cores_to_pin() and (idle := cgroup_idle_s()) is not None:
+        return idle
     cores = psutil.cpu_times(percpu=True)
     return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))

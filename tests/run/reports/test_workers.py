@@ -9,14 +9,17 @@ import re
 from math import inf
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
 from sampleforge.api import train
+from sampleforge.run.reports import workers
 from sampleforge.run.reports.verdict import BenchmarkContext, Roles, StageTime, Verdict, verdict
-from sampleforge.run.reports.workers import RunState, RunWatch, WorkerState
+from sampleforge.run.reports.workers import RunState, RunWatch, WorkerState, idle_s
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
+from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build, resolved, spec_of
 from tests.support.learners import config
@@ -92,6 +95,20 @@ def test_a_successor_is_starting_until_it_works(watched: Watched) -> None:
     assert (state.state, state.restarts) == ("starting", 1)
     watched.count("actor 0", env_steps=200, heartbeat=NOW)
     assert watched.look()["actor 0"].state == "running"
+
+
+def test_under_a_quota_idle_is_what_it_allows_and_was_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the idle time of the machine's first cores, which others may use or leave idle."""
+    monkeypatch.setattr(workers, "cgroup_idle_s", lambda: 12.5)
+    monkeypatch.setattr(workers, "cores_to_pin", lambda: [])
+    assert idle_s() == 12.5
+    first = min(available_cores())
+    monkeypatch.setattr(workers, "cores_to_pin", lambda: [first])
+    monkeypatch.setattr(workers, "available_cores", lambda: [first])
+    before = psutil.cpu_times(percpu=True)[first].idle
+    assert before <= idle_s() <= psutil.cpu_times(percpu=True)[first].idle
 
 
 def test_busy_replay_workers_limit_a_run_that_waits_for_them() -> None:
