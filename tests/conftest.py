@@ -203,9 +203,11 @@ def leaves_nothing_behind(
 @pytest.fixture(autouse=True)
 def probe_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions of this process probe an environment of a library once; commands always do."""
-    from tests.support.probes import remembered_probe  # imports numpy: after the threads are set
+    # They import numpy: after the threads are set.
+    from tests.support.probes import remembered_probe, with_probe
 
-    monkeypatch.setattr("sampleforge.env.probe.probe", remembered_probe)
+    for module in with_probe():
+        monkeypatch.setattr(module, "probe", remembered_probe)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from sampleforge.api import train
 from sampleforge.topologies.config import ALGOS
 from tests.support.graphs import spec_of
+from tests.support.probes import probe_by
 
 DISCRETE = {
     "Acrobot-v1": None,
@@ -41,7 +42,7 @@ def test_a_run_with_defaults_trains_for_some_steps(
     needed = {**DISCRETE, **CONTINUOUS}[env]
     if needed is not None:
         pytest.importorskip(needed)
-    monkeypatch.setattr("sampleforge.env.probe.probe", spec_of)
+    probe_by(spec_of, monkeypatch)
     small: dict[str, Any] = {"num_envs_per_worker": 4, "rollout": 16, "batch_size": 64}
     if algo == "apex":
         small |= {"learning_starts": 128, "replay_capacity": 4096, "batch_size": 32}

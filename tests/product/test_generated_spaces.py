@@ -25,6 +25,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.tools.policy_program import PolicyProgram, max_error
 from sampleforge.topologies.config import ApexConfig, AppoConfig, SacConfig
 from tests.support.graphs import spec_of
+from tests.support.probes import probe_by
 
 set_hypothesis_home_dir(Path(tempfile.gettempdir(), "hypothesis-of-sampleforge"))  # not in "."
 ENV_STEPS = 100
@@ -153,7 +154,7 @@ def check(observations: spaces.Space[Any], actions: spaces.Space[Any], folder: P
 @pytest.fixture
 def probed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a process for each probe."""
-    monkeypatch.setattr("sampleforge.env.probe.probe", lambda config, *_: spec_of(config))
+    probe_by(spec_of, monkeypatch)
 
 
 def holds(examples: int) -> Any:

@@ -302,10 +302,12 @@ def is_script(words: Sequence[str]) -> bool:
 
 
 def remember_probes(folder: Path) -> None:
-    from sampleforge.env import probe
-    from tests.support.probes import Remembered  # imports numpy, which pytest does later
+    # They import numpy, which pytest does later.
+    from tests.support.probes import Remembered, with_probe
 
-    probe.probe = Remembered(folder)  # type: ignore[assignment]
+    remembered = Remembered(folder)
+    for module in with_probe():
+        module.probe = remembered  # type: ignore[attr-defined]
 
 
 def leave(code: str | int | None) -> NoReturn:

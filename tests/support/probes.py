@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +88,20 @@ class Remembered:
             whole = file.with_suffix(f".{os.getpid()}")
             whole.write_bytes(pickle.dumps(self._specs[key]))
             whole.replace(file)
+
+
+def probe_by(spec_of: Callable[[EnvConfig], EnvSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the sessions of this process get the specs of environments from ``spec_of``."""
+    for module in ("sampleforge.run.beginning", "sampleforge.env.probe"):
+        monkeypatch.setattr(f"{module}.probe", lambda config, *_: spec_of(config))
+
+
+def with_probe() -> list[ModuleType]:
+    """The modules of the package that have the probe by its name, among those that are imported
+    now. Those that are imported later take it from the module that defines it, the first here."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("sampleforge.")]
+    importers = [each for each in ours if vars(each).get("probe") is _by_probe]
+    return [probe, *(each for each in importers if each is not probe)]
 
 
 def _forked(words: list[str], *, process_group: int, **options: Any) -> subprocess.Popen[Any]:
