@@ -49,6 +49,12 @@ def recorded(folder: Path, steps: int = 500, **more: Any) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset that no test changes."""
+    return recorded(tmp_path_factory.mktemp("recorded") / "data")
+
+
 class Learner(StackCheckingLearner):
     """Under same-step autoreset the observation after a termination is the first one of whatever
     episode comes next; the learner of the base class knows that from the number of the episode,
@@ -125,10 +131,9 @@ def test_a_run_from_data_alone_is_evaluated_in_the_environment(tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_sources_fill_the_replay_in_the_proportion_of_their_weights(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "data")
+def test_sources_fill_the_replay_in_the_proportion_of_their_weights(data: Path) -> None:
     config = apex_config(
-        env=STACKED, input=("live=1", f"{folder}=3"), num_splits=1, samples_per_insert=None
+        env=STACKED, input=("live=1", f"{data}=3"), num_splits=1, samples_per_insert=None
     )
     graph, _ = checking_graph(config)
     for _ in serial_rounds(graph, 300):
@@ -141,11 +146,10 @@ def test_sources_fill_the_replay_in_the_proportion_of_their_weights(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_sequences_with_recurrent_states_are_learned_from_data(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "data")
+def test_sequences_with_recurrent_states_are_learned_from_data(data: Path) -> None:
     config = apex_config(
         env=STACKED,
-        input=(str(folder),),
+        input=(str(data),),
         model=ModelConfig(hidden_sizes=(8,), normalise_observations=False, core="gru"),
         **{"sequence_length": 6, "sequence_overlap": 2, "burn_in": 2, "learning_starts": 60},
     )
@@ -179,26 +183,25 @@ def test_each_pass_reads_every_episode_once_in_another_order(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_dataset_of_other_spaces_is_refused_with_both(tmp_path: Path) -> None:
-    folder = recorded(tmp_path / "data")
+def test_a_dataset_of_other_spaces_is_refused_with_both(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        build_apex(apex_config(env=SEEN, input=(str(folder),)))
+        build_apex(apex_config(env=SEEN, input=(str(data),)))
     assert "expected float32 [4], found float32 [4, 4]" in str(error.value)
     with pytest.raises(ConfigError, match="no dataset of Minari"):
         build_apex(apex_config(input=(str(tmp_path),)))
     with pytest.raises(ConfigError, match="no such folder"):
         build_apex(apex_config(input=(f"{tmp_path}/none",)))
     with pytest.raises(ConfigError, match=r"holds a dataset of .* with other spaces"):
-        wired(AppoConfig(env=SEEN, record=str(folder)))
+        wired(AppoConfig(env=SEEN, record=str(data)))
 
 
 @pytest.mark.long
-def test_a_run_whose_dataset_cannot_be_used_gets_no_folder(tmp_path: Path) -> None:
-    folder, run = recorded(tmp_path / "data"), tmp_path / "run"
+def test_a_run_whose_dataset_cannot_be_used_gets_no_folder(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
     refused: dict[str, dict[str, Any]] = {
         "no such folder": {"input": ("nowhere",)},
-        "does not fit": {"env": SEEN, "input": (str(folder),)},
-        "with other spaces": {"env": SEEN, "record": str(folder)},
+        "does not fit": {"env": SEEN, "input": (str(data),)},
+        "with other spaces": {"env": SEEN, "record": str(data)},
     }
     for why, how in refused.items():
         with pytest.raises(ConfigError, match=why):

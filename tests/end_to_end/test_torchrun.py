@@ -106,34 +106,24 @@ def ended(*nodes: Node) -> list[int]:
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_ranks_of_torchrun_train_and_a_killed_one_costs_nothing(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_train_a_killed_one_costs_nothing_and_all_end_at_the_limit(
+    tmp_path: Path,
+) -> None:
     """--debug compares the checksums of all ranks after every update."""
-    with launched(tmp_path, "--standalone --nproc-per-node 2 --max-restarts 1") as node:
+    flags = ("--train-for-env-steps", "10000")
+    with launched(tmp_path, "--standalone --nproc-per-node 2 --max-restarts 1", *flags) as node:
         until(lambda: node.steps() > 1000, node)
         assert node.reports()[-1]["rank1_steps"] > 0, "rank 0 knows what rank 1 does"
         node.rank(1).send_signal(signal.SIGKILL)
-        before = node.steps()
-        until(lambda: node.steps() > before + 2000 and "restarts" in node.reports()[-1], node)
-        node.process.send_signal(signal.SIGTERM)
-        ended(node)
+        assert ended(node) == [0], node.output
     steps = [report["env_steps"] for report in node.reports()]
     updates = [report["updates"] for report in node.reports()]
     assert steps == sorted(steps) and updates == sorted(updates), "it went on where it was"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["restarts"]) == ("interrupted", 1), node.output
-    assert summary["env_steps"] >= steps[-1] and summary["episodes"] > 0
+    assert (summary["status"], summary["restarts"]) == ("finished", 1), node.output
+    assert 10_000 <= summary["env_steps"] <= 10_000 + 2 * 2 * 64 and summary["episodes"] > 0
     assert "has restarted all ranks (1 of 1 times); training resumes at" in node.output
     assert list((tmp_path / "run" / "checkpoints").glob(f"{summary['env_steps']:012d}-*"))
-
-
-@pytest.mark.multiprocess(timeout=120)
-def test_two_ranks_end_together_at_the_limit(tmp_path: Path) -> None:
-    flags = ("--train-for-env-steps", "2000", "--quiet")
-    with launched(tmp_path, "--standalone --nproc-per-node 2", *flags) as node:
-        assert ended(node) == [0], node.output
-    assert "Traceback" not in node.output
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "finished" and 2000 <= summary["env_steps"] <= 2000 + 2 * 2 * 64
 
 
 def ip(*words: str) -> str:
