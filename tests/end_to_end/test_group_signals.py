@@ -68,7 +68,7 @@ def check_interrupted(process: subprocess.Popen[str], run: Path, number: int) ->
     return checkpoint_of(run)
 
 
-@pytest.mark.parametrize("algo", ["appo", "apex", "ddppo"])
+@pytest.mark.parametrize("algo", ["appo", slow("apex"), "ddppo"])
 def test_sigterm_to_the_group_leaves_a_checkpoint_that_the_same_command_goes_on_from(
     start_cli: StartCli, run_cli: RunCli, tmp_path: Path, algo: str
 ) -> None:

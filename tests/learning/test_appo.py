@@ -10,11 +10,12 @@ import pytest
 
 from sampleforge.api import Trainer
 from tests.support.learning import config, learn
+from tests.support.variants import slow
 
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("core", ["none", "gru", slow("lstm")])
 def test_only_a_recurrent_core_remembers(core: str) -> None:
     """1 is perfect; 0 is chance, and the best without memory. The recurrent ones need 30-60
     thousand steps. Five steps lie between cue and question, and rollouts of 24 begin anywhere: the
@@ -28,7 +29,7 @@ def test_only_a_recurrent_core_remembers(core: str) -> None:
         normalise_returns=False,
         exploration_coeff=0.01,
     )
-    found = learn(maze, 150_000, until=0.95)
+    found = learn(maze, 60_000 if core == "none" else 150_000, until=0.95)
     assert abs(found) < 0.4 if core == "none" else found > 0.9, f"mean return {found}"
 
 
@@ -82,7 +83,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.multiprocess(timeout=110)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [slow("inline"), "worker", "synchronous"])
 def test_cartpole_is_learned_in_every_mode(mode: str, tmp_path: Path) -> None:
     """Random: 22 of 500. 200 is passed after 30-120 thousand steps, in a few seconds."""
     cartpole = config(

@@ -16,9 +16,11 @@ from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.workers.config import LearnersConfig
 from tests.support.product import SMALL, small
 from tests.support.runs import newest
+from tests.support.variants import slow
 
 WITH_POPULATIONS = [algo for algo in SMALL if issubclass(config_class(algo), PbtConfig)]
 WITH_LEARNERS = [algo for algo in SMALL if issubclass(config_class(algo), LearnersConfig)]
+LIKE_OTHERS = ("td3", "tests.support.outside:A2cConfig", "tests.support.outside:SoftConfig")
 
 
 @pytest.mark.long
@@ -40,7 +42,7 @@ class Slower(Callback):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("algo", WITH_LEARNERS)
+@pytest.mark.parametrize("algo", [slow(a) if a in LIKE_OTHERS else a for a in WITH_LEARNERS])
 def test_two_learners_learn_one_policy(algo: str, data: Path, tmp_path: Path) -> None:
     """With --debug, their states are compared after every update. A hyperparameter that a callback
     sets is changed in both of them after the same one."""

@@ -39,6 +39,7 @@ from tests.support.apex_graphs import (
 )
 from tests.support.graphs import running, spec_of, survive_kills
 from tests.support.pairings import network_maker
+from tests.support.variants import slow
 
 STACKED = "tests.support.stacked_envs:stacked"
 
@@ -276,7 +277,7 @@ def test_action_masks_and_normalisation_work_with_sequences() -> None:
 
 
 @pytest.mark.multiprocess(timeout=120)
-@pytest.mark.parametrize("inference", ["inline", "worker"])
+@pytest.mark.parametrize("inference", [slow("inline"), "worker"])
 def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -> None:
     """As fast as they can, on a replay of a few slots that is overwritten all the time: what was
     evicted before it was read is dropped and counted."""

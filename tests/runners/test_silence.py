@@ -24,6 +24,7 @@ from tests.support.callbacks import HangsInTheLearner
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.slow_learning import START_S
+from tests.support.variants import slow
 
 
 @pytest.fixture
@@ -206,7 +207,7 @@ def test_the_only_learner_that_is_stopped_is_replaced_after_the_learner_timeout(
 
 
 @pytest.mark.multiprocess(timeout=120)
-@pytest.mark.parametrize("algo, title", [("appo", "learner"), ("ddppo", "rank 1")])
+@pytest.mark.parametrize("algo, title", [("appo", "learner"), slow("ddppo", "rank 1")])
 def test_a_time_limit_is_kept_although_a_worker_was_stopped(
     start_cli: StartCli, tmp_path: Path, algo: str, title: str
 ) -> None:

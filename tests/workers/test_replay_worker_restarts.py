@@ -31,7 +31,9 @@ def busy_world(alpha: float) -> ReplayWorld:
     return world
 
 
-@pytest.mark.parametrize(("alpha", "meanwhile"), [(0.6, 3), (0.0, 0), slow(0.6, 0), slow(0.0, 3)])
+@pytest.mark.parametrize(
+    ("alpha", "meanwhile"), [(0.6, 3), slow(0.0, 0), slow(0.6, 0), slow(0.0, 3)]
+)
 def test_nothing_is_lost_wherever_the_worker_is_killed(alpha: float, meanwhile: int) -> None:
     """``meanwhile``: rounds of actors and learner before there is a successor."""
     worlds: list[ReplayWorld] = []
