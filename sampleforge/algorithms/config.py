@@ -42,8 +42,9 @@ class LearnerConfig(Checked):
     """Clip scaled rewards to +- this value for learning; sign: learn from their sign only (-1, 0 or
     1); reported returns are unclipped (default: no clipping)."""
     normalise_returns: bool = True
-    """Learn returns divided by their running standard deviation, so that rewards of any size
-    fit."""
+    """Learn returns divided by their running standard deviation, so that rewards of any size fit;
+    but with pqn, all values begin where the first returns are, so that a constant in all rewards
+    fits as well."""
     rnd_coeff: float = 0.0
     """Weight of a reward for reaching observations that are new to a network which learns from all
     that were seen (random network distillation), in units of rewards, at least 0 (0: none)."""

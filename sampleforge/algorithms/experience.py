@@ -149,6 +149,12 @@ class Experience:
             return values[1:]
         return torch.where(self.truncated, self.final_value, values[1:])
 
+    def with_values_raised(self, by: Tensor) -> Experience:
+        """Return the experience with ``by`` (float32 []) added to all values by the behaviour
+        policy."""
+        final = None if self.final_value is None else self.final_value + by
+        return replace(self, acted={**self.acted, "value": self.value + by}, final_value=final)
+
     def advantages_at_sampling(self, last_value: Tensor, gamma: float, lam: float) -> Tensor:
         """Return the generalised advantage estimates [T, B] from the values by the behaviour
         policy. ``last_value`` [B]: that of the last observation."""

@@ -48,6 +48,12 @@ class Loss:
         """Whether minibatches must hold whole rows even for a model without a recurrent core."""
         return False
 
+    @property
+    def has_policy_values(self) -> bool:
+        """Whether the recorded values are those of the policy that acted, of an `ActorCritic`: a
+        constant that makes their mean temporal difference 0 then corrects them (`common_error`)."""
+        return False
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
         return {}
@@ -140,6 +146,10 @@ class SumOfLosses(Loss):
     def looks_along_time(self) -> bool:
         """Whether one of the losses does."""
         return any(loss.looks_along_time for loss in self._losses)
+
+    @property
+    def has_policy_values(self) -> bool:
+        return any(loss.has_policy_values for loss in self._losses)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""

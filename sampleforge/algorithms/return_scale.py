@@ -81,6 +81,37 @@ class ReturnScale:
         self._moments.copy_(state)
 
 
+@torch.no_grad()
+def common_error(
+    experience: Experience,
+    last_value: Tensor,
+    gamma: float,
+    scale: Tensor,
+    gather: Gather = alone,
+) -> Tensor:
+    """Return by how much all values are too low, float32 []: the constant that, added to all of
+    them, makes the mean temporal difference of the batch, over all learners' parts, nearly 0.
+
+    That is sum(r + gamma v' - v) / sum(1 - gamma [not terminated]), the least-squares temporal
+    difference (Bradtke and Barto 1996) with one feature that is 1 everywhere. Where episodes are
+    long, the quotient is of little certainty, so it is multiplied by scale^2 / (scale^2 + its
+    squared standard error), as if the error were drawn from a normal distribution with the
+    deviation of the returns, ``scale`` [] above 0. ``last_value`` [B]: of the last observation.
+    Does not wait for the device."""
+    values = torch.cat((experience.value, last_value.unsqueeze(0)))
+    kept = gamma * (~experience.terminated).double()
+    delta = experience.reward + kept * experience.next_values(values) - experience.value
+    counts = experience.counts.flatten()
+    both = torch.stack((delta, 1.0 - kept)).flatten(1) * counts
+    both = torch.where(counts > 0, both, 0.0)
+    sums = gather(torch.cat((both.sum(1), (both @ both.T).flatten()))).sum(0)
+    total, weight, squares, products, _, weights = sums.unbind()
+    error = total / weight
+    residual = squares - 2 * error * products + error.square() * weights
+    error = error * scale.square() / (scale.square() + residual / weight.square())
+    return torch.where(torch.isfinite(error), error, 0.0).float()
+
+
 class RewardScale:
     """Root mean square of the nonzero rewards that were learned from.
 

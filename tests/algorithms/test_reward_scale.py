@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algorithms.experience import Experience
 from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.return_scale import HORIZON, ReturnScale
+from sampleforge.algorithms.return_scale import HORIZON, ReturnScale, common_error
 from sampleforge.api import Trainer
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
@@ -196,6 +196,70 @@ def test_returns_that_are_no_longer_normalised_have_the_scale_one() -> None:
     learner = learner_of(dataclasses.replace(chosen, normalise_returns=False))
     learner.load(tensors, plain)
     assert learner.model.value_scale == 1
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_the_common_error_is_the_literal_one(same_step: bool) -> None:
+    """A constant in place of all errors of the values, by as much as it is certain."""
+    gamma, rows, scale = 0.9, 16, torch.tensor(2.0).double()
+    experience, last_value = ended_in_places(rows, same_step)
+    differences, weights = [], []
+    for t, row in experience.mask.nonzero().tolist():
+        following = last_value[row] if t == 7 else experience.value[t + 1, row]
+        if experience.final_value is not None and experience.truncated[t, row]:
+            following = experience.final_value[t, row]
+        kept = 0.0 if experience.terminated[t, row] else gamma
+        reached = experience.reward[t, row] + kept * following
+        differences.append(float(reached - experience.value[t, row]))
+        weights.append(1.0 - kept)
+    literal = sum(differences) / sum(weights)
+    left = [d - literal * w for d, w in zip(differences, weights, strict=True)]
+    variance = sum(each**2 for each in left) / sum(weights) ** 2
+    expected = literal * 4.0 / (4.0 + variance)
+    assert 0.05 < variance / 4.0 < 0.5
+    assert float(common_error(experience, last_value, gamma, scale)) == pytest.approx(expected)
+    halves, sums = torch.arange(rows).chunk(2), list[torch.Tensor]()
+    for half in halves:
+        part = experience.rows(half), last_value[half], gamma, scale
+        common_error(*part, lambda own: sums.append(own) or own.unsqueeze(0))  # type: ignore[func-returns-value]
+    for half in halves:
+        part = experience.rows(half), last_value[half], gamma, scale
+        found = common_error(*part, lambda _: torch.stack(sums))
+        assert float(found) == pytest.approx(expected), "of all learners' parts"
+    raised = experience.with_values_raised(torch.tensor(literal)), last_value + literal
+    assert abs(float(common_error(*raised, gamma, scale))) < 1e-6 < abs(expected)
+    wrong = experience.reward.clone()
+    wrong[tuple(experience.mask.nonzero()[0])] = torch.inf
+    broken = dataclasses.replace(experience, reward=wrong)
+    assert float(common_error(broken, last_value, gamma, scale)) == 0
+
+
+def test_values_that_are_all_too_low_are_raised_at_once() -> None:
+    """Rewards of 1000 and a bit, in episodes that are cut: values near 1000 / (1 - gamma)."""
+    learner, batch = fresh(code_config(gamma=0.99)), one_batch(code_config())
+    no = torch.zeros_like(batch.terminated)
+    reward = 1000 + torch.rand(batch.reward.shape)
+    batch = dataclasses.replace(batch, reward=reward, terminated=no)
+    assert learner.update(batch, 0.0).metrics["value_mean"] == pytest.approx(1e5, rel=0.02)
+
+
+def ended_in_places(rows: int, same_step: bool) -> tuple[Any, torch.Tensor]:
+    """Experience [8, rows] with values that are too low, and the last values [rows]."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw() -> torch.Tensor:
+        return torch.rand(8, rows, generator=generator)
+
+    terminated, truncated = draw() < 0.1, draw() < 0.1
+    experience = dataclasses.replace(
+        one_step_episodes(0.5 + draw()),
+        acted={"log_prob": draw(), "value": draw() - 1.0},
+        terminated=terminated & ~truncated,
+        truncated=truncated,
+        mask=draw() < 0.9,
+        final_value=draw() - 1.0 if same_step else None,
+    )
+    return experience, draw()[0] - 1.0
 
 
 def fresh(chosen: AppoConfig) -> PpoLearner:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algorithms.config import LearnerConfig
@@ -28,7 +29,7 @@ from sampleforge.algorithms.learning import (
 )
 from sampleforge.algorithms.losses import MAXIMA, Loss
 from sampleforge.algorithms.ppo.update_kl import kl_of_update
-from sampleforge.algorithms.return_scale import ReturnScale
+from sampleforge.algorithms.return_scale import ReturnScale, common_error
 from sampleforge.algorithms.rnd import ADAM, MINIBATCH, NoveltyBonus, new_novelty
 from sampleforge.models.forward import autocast
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
@@ -117,8 +118,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             experience, found = self._bonus.add(experience, single_steps)
             counts |= found
         if self._config.normalise_returns:
-            scale = self._return_scale.update(experience, self._gather, batch.last_value)
-            self.model.rescale_values(scale)
+            experience = self._normalise_returns(experience, batch.last_value)
         counts["value_scale"] = self.model.value_scale
         self.model.train()
         adapts, measure = self._config.lr_schedule == "kl_adaptive", None
@@ -146,6 +146,23 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         metrics |= {"learning_rate": self._learning_rate, **self._scheduled}
         trained = int(metrics.pop("own_trained_steps"))
         return Update(metrics, trained)
+
+    def _normalise_returns(self, experience: Experience, last_value: Tensor | None) -> Experience:
+        """Measure returns by their scale. In the first batch with a reward all values, which were 0
+        until then, begin at what makes their mean temporal difference 0; return the experience
+        with them. Gradient steps alone reach a value near 1 / (1 - gamma) rewards slowly, and until
+        then what an action changes is small beside the error. ``last_value`` [B]: of the last
+        observation; if it was not recorded, that of the one before is used in its place."""
+        begun = self._return_scale.scale > 0
+        scale = self._return_scale.update(experience, self._gather, last_value)
+        self.model.rescale_values(scale)
+        if not self._loss.has_policy_values:
+            return experience
+        last_value = experience.value[-1] if last_value is None else last_value
+        error = common_error(experience, last_value, self._config.gamma, scale, self._gather)
+        error = torch.where(begun, 0.0, error)
+        self.model.raise_values(error)
+        return experience.with_values_raised(error)
 
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
         """Return the numbers of valid and stale env steps and their policy lag, over all ranks;

@@ -76,6 +76,10 @@ class AppoLoss(Loss):
         self._gamma = new.get("gamma", self._gamma)
 
     @property
+    def has_policy_values(self) -> bool:
+        return True
+
+    @property
     def looks_along_time(self) -> bool:
         """Whether minibatches must hold whole rows even for a model without a recurrent core."""
         return self._config.advantage == "vtrace"
