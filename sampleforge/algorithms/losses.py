@@ -149,6 +149,7 @@ class SumOfLosses(Loss):
 
     @property
     def has_policy_values(self) -> bool:
+        """Whether those of one of the losses are."""
         return any(loss.has_policy_values for loss in self._losses)
 
     def hyperparameters(self) -> dict[str, Any]:

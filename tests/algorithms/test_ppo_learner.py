@@ -287,6 +287,24 @@ def test_all_predictions_move_by_the_common_error_alone_when_the_scale_moves() -
     torch.testing.assert_close(moved, moved.mean().expand_as(moved), atol=1e-4, rtol=1e-4)
 
 
+def test_values_begin_once_also_in_a_run_that_was_resumed() -> None:
+    chosen = config(normalise_returns=True, learning_rate=1e-12)
+    first, batch = learner_of(chosen), one_batch(chosen)
+    first.update(batch, 0.0)
+    second = learner_of(chosen)
+    second.load(*first.state())
+    later = dataclasses.replace(batch, reward=batch.reward + 1000.0)
+    for learner in (first, second):
+        with torch.no_grad():
+            before = learner.model(batch.obs, batch.state, batch.is_first).values
+        statistics = {n: t.clone() for n, t in learner.model.normaliser.state_dict().items()}
+        learner.update(later, 0.0)
+        learner.model.normaliser.load_state_dict(statistics)
+        with torch.no_grad():
+            after = learner.model(batch.obs, batch.state, batch.is_first).values
+        torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
 def test_the_linear_schedule_follows_the_progress() -> None:
     chosen = config(lr_schedule="linear", learning_rate=0.1, train_for_env_steps=1000)
     learner, batch = learner_of(chosen), one_batch(chosen)

@@ -92,6 +92,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(place.seed)  # minibatch order
         self._return_scale = ReturnScale(config.gamma, place.device)
+        self._values_begun = False  # whether a batch with a reward was there
         self._graphed: CapturedWork | None = None
         self._loads = 0  # each puts the optimiser's state in another place
 
@@ -119,6 +120,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             counts |= found
         if self._config.normalise_returns:
             experience = self._normalise_returns(experience, batch.last_value)
+            counts["return_scale"] = self._return_scale.scale
         counts["value_scale"] = self.model.value_scale
         self.model.train()
         adapts, measure = self._config.lr_schedule == "kl_adaptive", None
@@ -131,6 +133,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             with autocast(self._device, self._precision):
                 metrics_of_steps["update_kl"] = measure(self.averaging.all_gather)
         metrics = to_floats({**metrics_of_steps, **counts})
+        self._values_begun = metrics.pop("return_scale", 0.0) > 0
         steps = count - int(metrics["empty_minibatches"])
         self.version -= count - steps
         for name in ("policy_lag_mean", "policy_lag_max"):
@@ -153,14 +156,12 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         with them. Gradient steps alone reach a value near 1 / (1 - gamma) rewards slowly, and until
         then what an action changes is small beside the error. ``last_value`` [B]: of the last
         observation; if it was not recorded, that of the one before is used in its place."""
-        begun = self._return_scale.scale > 0
         scale = self._return_scale.update(experience, self._gather, last_value)
         self.model.rescale_values(scale)
-        if not self._loss.has_policy_values:
+        if self._values_begun or not self._loss.has_policy_values:
             return experience
         last_value = experience.value[-1] if last_value is None else last_value
         error = common_error(experience, last_value, self._config.gamma, scale, self._gather)
-        error = torch.where(begun, 0.0, error)
         self.model.raise_values(error)
         return experience.with_values_raised(error)
 
@@ -371,6 +372,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self._loads += 1
         self._generator.set_state(tensors["rng/minibatches"])
         self._return_scale.load(tensors["return_scale"])
+        self._values_begun = bool(self._return_scale.scale > 0)
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
         self._learning_rate = plain["learning_rate"]

@@ -77,6 +77,7 @@ class AppoLoss(Loss):
 
     @property
     def has_policy_values(self) -> bool:
+        """Yes: see `Loss.has_policy_values`."""
         return True
 
     @property
