@@ -15,6 +15,8 @@ from sampleforge.runtime.processes import end_descendants
 
 INTERVAL = 1.0
 """Seconds between two checks."""
+STDERR = 2
+"""Where stacks are dumped: ``sys.stderr`` may be an object without a file number."""
 WITHOUT_LOCK_S = 5.0
 """Seconds after the limit of a `HangWatch` at which a process ends whose threads cannot run."""
 
@@ -93,7 +95,7 @@ class Watch:
 
     def _judge(self, age: float) -> None:
         if age > self._limit:
-            faulthandler.dump_traceback(all_threads=True)
+            faulthandler.dump_traceback(STDERR, all_threads=True)
             self._end(hangs("", age, self._limit, starting=self._starting()).strip())
 
     def _end(self, why: str) -> None:
@@ -127,13 +129,13 @@ class HangWatch:
         pause = min(INTERVAL, self._limit / 4)
         while not self._closed.wait(pause):
             # For a simulator that keeps the interpreter's lock, and with it this thread.
-            faulthandler.dump_traceback_later(self._limit + WITHOUT_LOCK_S, exit=True)
+            faulthandler.dump_traceback_later(self._limit + WITHOUT_LOCK_S, exit=True, file=STDERR)
             if monotonic() - self._alive_at > self._limit:
                 self._end()
         faulthandler.cancel_dump_traceback_later()
 
     def _end(self) -> None:
-        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback(STDERR, all_threads=True)
         end_descendants()
         print(
             f"{self._name}: the environment hangs: its construction, a reset or a step took more "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import io
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +28,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import register_encoder
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.screen.evaluating import EvaluationDisplay
+from sampleforge.runtime.watch import HangWatch
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.episode_player import evaluation_envs
 from tests.support.processes import RunCli
@@ -212,6 +215,21 @@ def test_an_environment_that_hangs_ends_the_command_with_its_stacks(
     assert done.returncode == 1 and "in hang" in done.stderr
     last = done.stderr.rstrip().splitlines()[-1]
     assert "the environment hangs" in last and "more than 2 s" in last and "--env-timeout" in last
+
+
+def test_hangs_are_watched_for_where_stderr_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, and in a test that captures what a command prints."""
+    set_later = threading.Event()
+    dump_later = faulthandler.dump_traceback_later
+
+    def seen(*args: Any, **settings: Any) -> None:
+        dump_later(*args, **settings)
+        set_later.set()
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", seen)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with HangWatch("a command", 0.04):
+        assert set_later.wait(30)
 
 
 def test_an_evaluation_uses_one_thread_and_restores_the_number(trained: Path) -> None:
