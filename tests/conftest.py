@@ -14,7 +14,7 @@ its resource tracker, and the server that forks commands (`tests.support.command
 starts the first two with the first process or shared object, keeps them until the interpreter ends
 and has no public way to stop them. Their children do count. All are stopped after the last test.
 
-With pytest-xdist (`-n 2 --dist worksteal`) all this holds for each of its workers. Where a main
+With pytest-xdist (`-n 3 --dist worksteal`) all this holds for each of its workers. Where a main
 thread is stuck in C code, the worker ends, the test fails and another worker goes on.
 """
 

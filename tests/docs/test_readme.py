@@ -75,6 +75,6 @@ def test_the_tests_have_every_optional_package(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_all_pages_name_one_command_for_the_tests() -> None:
-    command = "python -m pytest -q -n 2 --dist worksteal"
+    command = "python -m pytest -q -n 3 --dist worksteal"
     for page in ("README.md", "CONTRIBUTING.md", "docs/contributing.md"):
         assert command in TEXTS[page], page
