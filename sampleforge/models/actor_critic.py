@@ -171,13 +171,13 @@ class ActorCritic(nn.Module):
         value = orthogonal_(nn.Linear(critic_features, 1), gain=1.0) if self.has_values else None
         if policy is not None:
             if boxes and not is_learned:
-                nn.init.constant_(policy.bias[-boxes:], config.initial_log_std)
+                nn.init.constant_(policy.bias[-boxes:], config.initial_log_std or 0.0)
             self.policy_weight, self.policy_bias = policy.weight, policy.bias
         if value is not None:
             self.value_weight, self.value_bias = nn.Parameter(value.weight[0].detach()), value.bias
         self.log_std: nn.Parameter | None = None
         if boxes and is_learned:
-            self.log_std = nn.Parameter(torch.full((boxes,), config.initial_log_std))
+            self.log_std = nn.Parameter(torch.full((boxes,), config.initial_log_std or 0.0))
 
     def _output(self, actor: Tensor, critic: Tensor, state: Tensor) -> ModelOutput:
         """Return the output of both heads. It reads the parameters from the module's dict: at 16

@@ -59,8 +59,10 @@ class ModelConfig(Checked):
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False
     """Box actions: squash them into the bounds by tanh, instead of clipping them."""
-    initial_log_std: float = 0.0
-    """Box actions: log of the standard deviation at the start."""
+    initial_log_std: float | None = None
+    """Box actions: log of the standard deviation at the start (default: 0; with appo and ddppo
+    minus half of the log of the number of action elements, so that the noise of a whole action has
+    a root mean square norm of 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.encoding import check_leaves
+from sampleforge.models.config import ModelConfig
+from sampleforge.ops.distributions import action_layout
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
@@ -118,11 +120,7 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
         config = dataclasses.replace(
             config, minibatch_size=_minibatch(config, settings, spec.num_agents)
         )
-    if config.model.separate_critic is None:
-        separate = not config.model.has_convolved(spec.observations) and config.model.core == "none"
-        model = dataclasses.replace(config.model, separate_critic=separate)
-        config = dataclasses.replace(config, model=model)
-    return config
+    return dataclasses.replace(config, model=_model(config.model, spec))
 
 
 def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> DdppoConfig:
@@ -192,6 +190,20 @@ def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     if boxes and settings is not ASYNCHRONOUS:
         return {**settings, "exploration_coeff": 0.0, "kl_coeff": 0.0}
     return settings
+
+
+def _model(model: ModelConfig, spec: EnvSpec) -> ModelConfig:
+    """Return ``model`` with its unset fields resolved. The more elements an action has, the less
+    noise each begins with: with a standard deviation of 1 in each of six, HalfCheetah falls on its
+    back and learns to move there."""
+    values: dict[str, Any] = {}
+    if model.separate_critic is None:
+        convolved = model.has_convolved(spec.observations)
+        values["separate_critic"] = not convolved and model.core == "none"
+    elements = action_layout(spec.actions).num_boxes
+    if model.initial_log_std is None and elements:
+        values["initial_log_std"] = 0.0 - round(0.5 * math.log(elements), 3)
+    return dataclasses.replace(model, **values)
 
 
 def _shape(config: PpoConfig, settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:

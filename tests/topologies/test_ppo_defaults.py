@@ -16,6 +16,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
@@ -349,6 +350,27 @@ def test_box_actions_get_no_entropy_bonus_and_no_kl_penalty() -> None:
         assert (found.exploration_coeff, found.kl_coeff) == (0.0, 0.0)
         assert resolve_defaults(config, VECTOR).exploration_coeff == 0.003
     assert resolve_defaults(AppoConfig(exploration_coeff=0.5), spec).exploration_coeff == 0.5
+
+
+@pytest.mark.parametrize("make", [AppoConfig, DdppoConfig])
+@pytest.mark.parametrize(("shapes", "elements"), [([()], 1), ([(6,)], 6), ([(2, 4), (1,)], 9)])
+def test_the_noise_of_a_whole_action_begins_with_norm_one(
+    make: type[PpoConfig], shapes: list[tuple[int, ...]], elements: int
+) -> None:
+    actions = {
+        str(i): ActionSpec("box", shape, "float32", low=(-1.0,) * n, high=(1.0,) * n)
+        for i, (shape, n) in enumerate((shape, math.prod(shape)) for shape in shapes)
+    }
+    of = dataclasses.replace(VECTOR, actions={**VECTOR.actions, **actions})
+    model = resolve_defaults(make(env="X-v0"), of).model
+    assert model.initial_log_std is not None
+    assert elements * math.exp(2 * model.initial_log_std) == pytest.approx(1, rel=2e-3)
+    network = ActorCritic(model, of.observations, of.actions)
+    assert network.log_std is not None
+    assert network.log_std.tolist() == pytest.approx([model.initial_log_std] * elements)
+    given = ModelConfig(initial_log_std=0.5)
+    assert resolve_defaults(make(env="X-v0", model=given), of).model.initial_log_std == 0.5
+    assert resolve_defaults(make(env="X-v0"), VECTOR).model.initial_log_std is None
 
 
 def test_a_policy_is_held_where_it_was_measured_to_help() -> None:
