@@ -60,6 +60,7 @@ def test_cartpole_decorrelation_spreads_the_truncations() -> None:
     vector.close()
 
 
+@pytest.mark.long
 def test_minatar_games_equal_the_original() -> None:
     minatar = pytest.importorskip("minatar")
     for game, name in (("Breakout", "breakout"), ("Seaquest", "seaquest")):

@@ -25,6 +25,7 @@ folder. It is increased when this version could not go on with a run of the vers
 FORMER_DEFAULTS = {
     "kl_coeff": 0.0,
     "lr_schedule": "constant",
+    "model.initial_log_std": 0.0,
     "model.layer_norm": False,
     "model.normalise_observations": True,
     "model.hidden_sizes": [64, 64],
