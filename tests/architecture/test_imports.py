@@ -105,6 +105,7 @@ def circle(edges: Iterable[tuple[str, str]]) -> list[str] | None:
     return None
 
 
+@pytest.mark.long
 def test_every_module_of_ours_that_is_imported_exists() -> None:
     """Also within functions and for types alone, where neither mypy nor Python would say so."""
     known = set(sources())

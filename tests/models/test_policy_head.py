@@ -169,6 +169,7 @@ def test_it_learns_recorded_actions_or_says_which_it_cannot(
     assert "Unclamped: log_prob of the recorded action {'action': [" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_it_is_evaluated_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(small("appo", tmp_path / "run", BETA)).run_dir
     arguments = ["eval", str(run), "--episodes", "1", "--quiet"]

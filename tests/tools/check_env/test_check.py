@@ -218,6 +218,7 @@ def test_steps_that_take_uneven_times_are_told_apart_from_those_of_a_busy_machin
     assert verdicts.uneven(busy) is None, "it computed for as long in every step"
 
 
+@pytest.mark.long
 def test_only_what_was_seen_before_tells_a_hidden_state_from_chance(examined: Examine) -> None:
     (found,) = examined("tests.support.envs:MemoryTMaze", 0.5)["hidden state"]
     assert found.verdict == "note" and "--model.core gru" in found.remedy
