@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 LONG_S = 0.5
-LIMIT_S = 20 * LONG_S
+LIMIT_S = 10 * LONG_S
 """Processor time at which a core test fails. The first of a process to use a library imports it,
-and beside other programs everything takes several times as long."""
+and beside other programs everything takes up to three times as long."""
 NOT_CORE_MARKS = {"multiprocess", "slow", "gpu", "long"}
 NOT_CORE_FIXTURES = {"run_cli", "start_cli"}
 
