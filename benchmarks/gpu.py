@@ -294,9 +294,7 @@ def show_tests(result: dict[str, Any]) -> str:
 
 EAGER = ("--no-cuda-graphs",)
 VIZDOOM, CARTPOLE, CHEETAH = "VizdoomBasic-v1", "CartPole-v1", "HalfCheetah-v5"
-BESIDE = ("--num-workers", str(max(1, len(os.sched_getaffinity(0)) - 1)))
-"""An actor for each core but one, which is the policy worker's."""
-EIGHT = ("--num-envs-per-worker", "8")
+ONE_STEP = ("--num-epochs", "1", "--minibatch-size", "1024")
 SOON = ("--learning-starts", "500")
 WORKER, INLINE = ("--inference", "worker"), ("--inference", "inline")
 SMALL_REPLAY = ("--learning-starts", "1000", "--replay-capacity", "20000")
@@ -309,11 +307,6 @@ SECTIONS = [
         "appo-two-workers",
         "Breakout, APPO, two policy workers",
         *(55, benchmark("appo", *WORKER, "--num-policy-workers", "2", peak=False), show_benchmark),
-    ),
-    Section(
-        "appo-pinned",
-        "Breakout, APPO, an actor on each core but the policy worker's",
-        *(55, benchmark("appo", *WORKER, *BESIDE, peak=False), show_benchmark),
     ),
     Section("learner", "Profile: a learner's update", 70, profile("learner"), show_profile),
     Section("apex", "Breakout, Ape-X", 80, benchmark("apex", *FAST_START), show_benchmark),
@@ -360,11 +353,11 @@ SECTIONS = [
         ),
     ),
     Section(
-        "vizdoom-eight-rows",
-        "ViZDoom, APPO, eight rows for each actor",
+        "vizdoom-one-step",
+        "ViZDoom, APPO, one gradient step for each batch",
         *(
             60,
-            benchmark("appo", *WORKER, *BESIDE, *EIGHT, env=VIZDOOM, peak=False),
+            benchmark("appo", *WORKER, *ONE_STEP, env=VIZDOOM, peak=False),
             show_benchmark,
         ),
     ),
@@ -416,7 +409,6 @@ def _breakout(measured: dict[str, Any]) -> list[str]:
         for name in (
             "appo-worker",
             "appo-two-workers",
-            "appo-pinned",
             "appo-inline",
             "appo-eager",
             "appo-compiled",

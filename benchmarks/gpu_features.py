@@ -38,7 +38,7 @@ REPLAY = [
     *("--replay-capacity", "20000", "--train-for-env-steps", "6000"),
 ]
 RANKS = ["--num-envs-per-worker", "8", "--rollout", "32", "--train-for-env-steps", "8000"]
-STORED = ["--batch-size", "64", "--train-for-seconds", "15"]
+STORED = [*BREAKOUT, "--batch-size", "64", "--train-for-seconds", "15"]
 LONGER = "30000"
 """Env steps of a pair that is disturbed: it must still be running then."""
 GRU = ["--model.core", "gru"]
@@ -146,7 +146,8 @@ def disturb(pair: Pair, process: subprocess.Popen[Any], run: Path) -> bool:
     while process.poll() is None:
         time.sleep(0.2)
         workers = workers_of(run)
-        learning = any(w["unit"] == "trained/s" and (w["rate"] or 0) > 0 for w in workers)
+        units = ("trained/s", "env steps/s") if pair.algo == "ddppo" else ("trained/s",)
+        learning = any(w["unit"] in units and (w["rate"] or 0) > 0 for w in workers)
         pids = [w["pid"] for w in workers if w["name"] == pair.kill]
         if learning and pair.interrupt:
             os.killpg(process.pid, signal.SIGINT)
