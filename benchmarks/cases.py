@@ -33,7 +33,7 @@ def asynchronous(env: str, core: Literal["none", "gru"] = "none") -> AppoConfig:
         advantage="vtrace",
         value_clip=1.0,
         exploration_coeff=0.003,
-        model=ModelConfig(core=core, separate_critic=False),
+        model=ModelConfig(core=core, separate_critic=False, normalise_images=False),
     )
 
 
@@ -62,7 +62,8 @@ def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
     vector.close()
     config, spec = resolve_defaults(CASES[case], vector.spec), vector.spec
     assert isinstance(config, AppoConfig)
-    return replace(config, model=resolve_encoder(config.model, spec.observations)), spec
+    encoder = resolve_encoder(config.model, spec.observations)
+    return replace(config, model=encoder, minibatch_size=None), spec
 
 
 def filled_slots(config: AppoConfig, spec: EnvSpec, rows: int, count: int) -> TrajectorySlots:

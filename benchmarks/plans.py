@@ -3,9 +3,10 @@
     python benchmarks/plans.py            # prints the tables of docs/defaults.md and docs/gpu.md
     python benchmarks/plans.py --write    # writes them there
 
-What is learned must not depend on the machine: the env rows, the batch, the minibatch, the epochs
-and so the gradient steps per env step are the same on each of `MACHINES`; only the number of
-processes and threads follows the cores. The table of docs/defaults.md says both, that of
+What is learned must not depend on the machine: the batch, the minibatch, the epochs and so the
+gradient steps per env step are the same on each of `MACHINES`, and so are the env rows, but where a
+GPU serves actors, which then have more; the number of processes and threads follows the cores. The
+table of docs/defaults.md says both, that of
 docs/gpu.md which workers a run has on each machine.
 """
 
@@ -97,11 +98,12 @@ class Sizes:
     nbytes: int
     policy_workers: int = 0
     precision: str = ""
+    policy_cores: int = 0
 
     @property
     def learned(self) -> tuple[Any, ...]:
         """What must be the same on all machines."""
-        return self.rows, self.batch, self.minibatch, self.epochs, self.per_env_step
+        return self.batch, self.minibatch, self.epochs, self.per_env_step
 
 
 def runs() -> Iterator[Run]:
@@ -141,13 +143,13 @@ def sizes(run: Run, on: Machine) -> Sizes:
         return Sizes(
             *(plan.envs, steps, steps, 1, ratio / sequence),
             *(plan.num_workers, plan.learner_threads, device, plan.shared_bytes),
-            *(plan.num_policy_workers, plan.precision),
+            *(plan.num_policy_workers, plan.precision, plan.policy_cores),
         )
     minibatch, epochs = (config.minibatch_size or plan.batch_size) * ranks, config.num_epochs
     return Sizes(
         *(plan.envs, batch, minibatch, epochs, Fraction(epochs, minibatch)),
         *(plan.num_workers, plan.learner_threads, device, plan.slot_bytes),
-        *(plan.num_policy_workers, plan.precision),
+        *(plan.num_policy_workers, plan.precision, plan.policy_cores),
     )
 
 

@@ -83,22 +83,21 @@ class Protocol:
 
 
 class AtariVector(GymnasiumVector):
-    """ALE's vector env. A step begins in ``send`` and continues in a thread of ALE until ``recv``,
-    while the actor serves its other split. There is one thread per split: more threads than cores
-    gain nothing, and the number of actors matches the cores.
+    """ALE's vector env. A step begins in ``send`` and continues in ``threads`` of ALE until
+    ``recv``, while the actor serves its other split.
 
     No-ops and games of different lengths spread the starts of episodes, so ``--decorrelate`` has no
     effect.
     """
 
-    def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
+    def __init__(self, config: EnvConfig, seeds: Sequence[int], threads: int = 1) -> None:
         import ale_py
 
         protocol = Protocol.of(config)
         given = {field.name: getattr(protocol, field.name) for field in fields(protocol)}
         given["episodic_life"] = False  # ALE would begin a new game after each life
         env = ale_py.AtariVectorEnv(
-            roms()[config.env], len(seeds), num_threads=1, reward_clipping=False, **given
+            roms()[config.env], len(seeds), num_threads=threads, reward_clipping=False, **given
         )
         # ALE writes its mode into gymnasium's class, where every other VectorEnv would inherit it.
         env.metadata = dict(env.metadata) | STACKED
@@ -145,8 +144,8 @@ class AtariLives(AtariVector):
     that are returned are whole games.
     """
 
-    def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
-        super().__init__(config, seeds)
+    def __init__(self, config: EnvConfig, seeds: Sequence[int], threads: int = 1) -> None:
+        super().__init__(config, seeds, threads)
         self._lives = np.zeros(len(seeds), np.int64)
         self._left_out, self._over = np.zeros((2, len(seeds)), np.bool_)
         """Rows whose next step is left out, because their last one lost a life; whose game has
@@ -235,10 +234,13 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     return env
 
 
-def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+def make_vector(
+    config: EnvConfig, num_rows: int, seeds: Sequence[int], threads: int = 1
+) -> EnvVector:
     protocol = Protocol.of(config)
     if config.env_backend != "single":
-        return AtariLives(config, seeds) if protocol.episodic_life else AtariVector(config, seeds)
+        kind = AtariLives if protocol.episodic_life else AtariVector
+        return kind(config, seeds, threads)
     return sync_vector(
         config,
         lambda: make_single(config),

@@ -55,15 +55,16 @@ class Family:
     means, or None; it answers without the simulator, too. ``requires`` is the
     simulator's module, and ``extra`` the extra of `pip install "sampleforge[extra]"` that installs
     it. ``make_single(config, render_mode)`` returns one environment, of gymnasium or PettingZoo;
-    ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``. ``plain_kwargs`` promises
-    that no string in env_kwargs names code to import or a file to load code from: a run folder's
-    strings then need no --trust. ``for_evaluation(config)`` returns the config of evaluation
-    episodes: without what changes episodes as an aid to learning."""
+    ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``; if it has a parameter
+    ``threads``, it is given the number of threads in which the rows may step. ``plain_kwargs``
+    promises that no string in env_kwargs names code to import or a file to load code from: a run
+    folder's strings then need no --trust. ``for_evaluation(config)`` returns the config of
+    evaluation episodes: without what changes episodes as an aid to learning."""
 
     name: str
     claims: Callable[[str], bool]
     ids: Callable[[], Sequence[str]]
-    make_vector: Callable[[EnvConfig, int, Sequence[int]], EnvVector]
+    make_vector: Callable[..., EnvVector]
     make_single: Callable[[EnvConfig, str | None], Any]
     requires: str | None = None
     extra: str | None = None

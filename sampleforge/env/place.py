@@ -14,11 +14,12 @@ import numpy.typing as npt
 class Place(NamedTuple):
     """Where rows are: ``worker`` is the number of the actor, rank or evaluator that steps them,
     from 0, and ``first_row`` the number of the first one among all rows of that worker. There are
-    ``workers`` of them."""
+    ``workers`` of them. ``threads``: the number of threads in which the rows may step."""
 
     worker: int = 0
     first_row: int = 0
     workers: int = 1
+    threads: int = 1
 
     def among_all(self, rows: int) -> tuple[npt.NDArray[np.int64], int]:
         """Return numbers of the ``rows`` rows of an env vector among those of all workers, int64

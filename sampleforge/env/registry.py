@@ -34,7 +34,7 @@ from sampleforge.env.gymnasium_ids import (
     gymnasium_vector,
 )
 from sampleforge.env.old_gym import old_maker
-from sampleforge.env.place import SOMEWHERE, Place
+from sampleforge.env.place import SOMEWHERE, Place, takes
 from sampleforge.env.single import SyncVector
 from sampleforge.env.unknown import newest_version, similar, unknown
 from sampleforge.env.user_code import make_cwd_importable
@@ -172,7 +172,8 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place
         return factory_vector(config, factory, num_rows, seeds, place)
     family = find(config.env)
     if family is not None:
-        return family.make_vector(config, num_rows, seeds)
+        own = {"threads": place.threads} if takes(family.make_vector, "threads") else {}
+        return family.make_vector(config, num_rows, seeds, **own)
     if config.env_backend == "vector":
         return gymnasium_vector(config, seeds)
     return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)

@@ -53,8 +53,9 @@ class ModelConfig(Checked):
     """Normalise vectors by their running mean and standard deviation (pixels are divided by their
     largest bound, planes stay as they are, codes are one-hot encoded or embedded; default: yes,
     with sac no)."""
-    normalise_images: bool = False
-    """Normalise pixels too, each by its own running mean and standard deviation."""
+    normalise_images: bool | None = None
+    """Normalise pixels too, each by its own running mean and standard deviation (default: with
+    appo)."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False
@@ -87,7 +88,7 @@ class ModelConfig(Checked):
             observations,
             self.encode,
             normalise_vectors=self.normalise_observations is not False,
-            normalise_pixels=self.normalise_images,
+            normalise_pixels=self.normalise_images is True,
             embed_above=self.embed_above,
             embedding_size=self.embedding_size,
         )

@@ -204,7 +204,7 @@ class EnvMaker:
         plan, start = self.plan, self.start
         life = 0 if self.lives is None else self.lives(self.actor)
         seeds = row_seeds(seed, self.actor, self.split, plan.rows, start.resumes, life)
-        place = Place(self.actor, self.split * plan.rows, plan.num_workers)
+        place = Place(self.actor, self.split * plan.rows, plan.num_workers, plan.env_threads)
         return following(self.tasks, make_vector, self.config, plan.rows, seeds, place)
 
 

@@ -6,9 +6,9 @@ benchmarks/results/defaults.md):
 * `ON_POLICY`: sampling and learning take turns, and each batch of 2048 env steps is learned from
   several times. This is the default for everything but pixels: the network is small, so learning
   takes little of the time, and on-policy experience teaches more per env step.
-* `ASYNCHRONOUS`: sampling continues while the learner trains; one epoch, V-trace. This is the
-  default for images, whose simulators and networks take most of the time and can overlap, and with
-  --async-rl or --variable-experience.
+* `ASYNCHRONOUS`: sampling continues while the learner trains; V-trace. This is the default for
+  images, whose simulators and networks take most of the time and can overlap, and with --async-rl
+  or --variable-experience.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sampleforge.topologies.sampler_plan import (
     nearest_minibatch,
     run_device,
 )
+from sampleforge.topologies.slots_plan import plan_slots
 
 if TYPE_CHECKING:
     from sampleforge.topologies.ddppo_config import DdppoConfig
@@ -88,6 +89,15 @@ ASYNCHRONOUS: dict[str, Any] = {
     "exploration_coeff": 0.003,
     "kl_coeff": 0.0,
 }
+ASYNCHRONOUS_IMAGES: dict[str, Any] = {
+    **ASYNCHRONOUS,
+    "num_epochs": 2,
+    "learning_rate": 5e-4,
+    "exploration_coeff": 0.01,
+}
+"""Settings for images, with minibatches of `MINIBATCH` (measured in benchmarks/results/levers.md:
+with one gradient step for each batch, Breakout and Pong are not learned in two million env
+steps)."""
 RANKS_WITH_IMAGES: dict[str, Any] = {
     "async_rl": False,
     "num_epochs": 2,
@@ -116,11 +126,19 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     config = dataclasses.replace(config, **chosen)
     if not config.async_rl:
         config = dataclasses.replace(config, **_shape(config, settings, spec))
-    if config.minibatch_size is None and not config.async_rl:
-        config = dataclasses.replace(
-            config, minibatch_size=_minibatch(config, settings, spec.num_agents)
-        )
-    return dataclasses.replace(config, model=_model(config.model, spec))
+    config = dataclasses.replace(config, model=_model(config, spec))
+    if config.minibatch_size is not None:
+        return config
+    if not config.async_rl:
+        minibatch = _minibatch(config, settings, spec.num_agents)
+        return dataclasses.replace(config, minibatch_size=minibatch)
+    if isinstance(config, RanksRunConfig) or config.sampler_only:
+        return config
+    if settings is ASYNCHRONOUS_IMAGES:
+        batch = plan_slots(PPO, config, spec, run_device(config, spec)).batch_size
+        near = nearest_minibatch(batch, MINIBATCH, _unit(config))
+        return dataclasses.replace(config, minibatch_size=near)
+    return config
 
 
 def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> DdppoConfig:
@@ -154,7 +172,7 @@ def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     settings = _settings(config, spec)
     planes = "planes" if config.model.has_convolved(spec.observations) else "no convolutions"
     kind = "images" if config.model.has_pixels(spec.observations) else planes
-    if settings is ASYNCHRONOUS:
+    if settings["async_rl"]:
         why = f"{kind}, variable experience" if config.variable_experience else kind
         mode = f"Sampling continues while the learner trains ({why})"
     else:
@@ -178,7 +196,7 @@ def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
     if asynchronous is None:
         asynchronous = pixels or config.sampler_only or config.variable_experience
     if asynchronous:
-        return ASYNCHRONOUS
+        return ASYNCHRONOUS_IMAGES if pixels else ASYNCHRONOUS
     return ON_POLICY_IMAGES if pixels else on_policy
 
 
@@ -192,11 +210,15 @@ def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     return settings
 
 
-def _model(model: ModelConfig, spec: EnvSpec) -> ModelConfig:
-    """Return ``model`` with its unset fields resolved. The more elements an action has, the less
+def _model(config: PpoConfig, spec: EnvSpec) -> ModelConfig:
+    """Return the model with its unset fields resolved. The more elements an action has, the less
     noise each begins with: with a standard deviation of 1 in each of six, HalfCheetah falls on its
     back and learns to move there."""
+    model = config.model
     values: dict[str, Any] = {}
+    if model.normalise_images is None:
+        images = all(model.has_pixels(group.observations) for group in spec.agent_groups)
+        values["normalise_images"] = images and not isinstance(config, RanksRunConfig)
     if model.separate_critic is None:
         convolved = model.has_convolved(spec.observations)
         values["separate_critic"] = not convolved and model.core == "none"

@@ -127,6 +127,10 @@ with the rows. An image env without a vector env has an engine of its own, which
 time to start; one that steps by itself has twice as many rows."""
 CORES_PER_POLICY_WORKER = 8
 """Cores of the machine for each one that is left to a policy worker on a GPU."""
+ROWS_OF_A_SERVED_ACTOR, ROWS_BESIDE_A_GPU = 8, 128
+"""Env rows of each actor, and the most of all actors together, where policy workers on a GPU have
+cores to themselves: with 8, 15 actors reach 96% of the rate of 16 simulators of Breakout; with 4
+they wait for answers (benchmarks/results/gpu.md)."""
 LEARNER_SHARE = 0.4
 """Fraction of the cores for the threads of a learner with convolutions while sampling goes on:
 about what its passes take of the time of an env step of Breakout
@@ -151,6 +155,8 @@ class SamplerPlan:
     reasons: tuple[str, ...]
     actor_cores: int = field(default=0, kw_only=True)
     """Number of cores that each actor or rank is pinned to; 0: it may run on all."""
+    env_threads: int = field(default=1, kw_only=True)
+    """Number of threads in which the rows of a split may step."""
     policy_cores: int = field(default=0, kw_only=True)
     """Number of cores that are left to policy workers, one for each."""
     records: bool = field(default=False, kw_only=True)
@@ -280,12 +286,17 @@ def one_row_each(config: C, spec: EnvSpec) -> C:
 
 
 def plan_sampler(
-    config: SamplingConfig, spec: EnvSpec, device: str, fills: int | None = None
+    config: SamplingConfig,
+    spec: EnvSpec,
+    device: str,
+    fills: int | None = None,
+    others: int = 0,
 ) -> SamplerPlan:
     """Return the sizes of the sampler, chosen for the machine.
 
     If the number of env rows is not set, it is chosen so that whole rollouts of a split make
-    ``fills`` env steps, if possible. Raises ConfigError for sizes that do not fit together."""
+    ``fills`` env steps, if possible. ``others``: the number of workers on the CPU beside actors and
+    policy workers. Raises ConfigError for sizes that do not fit together."""
     variable = config.variable_experience
     if variable and spec.num_seats > 1:
         raise ConfigError(
@@ -293,8 +304,12 @@ def plan_sampler(
             "together; leave it out"
         )
     cores, image = this_machine().cores, config.model.has_pixels(spec.observations)
-    workers, envs = _workers_and_envs(config, spec)
     inference, why = _inference(config, device, image)
+    policy_cores = _policy_cores(config, acts_on_gpu=inference == "worker" and device != "cpu")
+    if policy_cores:
+        workers, envs = _beside_a_gpu(config, spec, cores - policy_cores - others)
+    else:
+        workers, envs = _workers_and_envs(config, spec)
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
     usual = 2 if overlaps and envs % 2 == 0 else 1
     splits = config.num_splits or (envs if variable else usual)
@@ -324,7 +339,7 @@ def plan_sampler(
         device=device,
         precision=precision,
         acting_precision=choose_precision(config, acts_on, image)[0],
-        policy_cores=_policy_cores(config, acts_on_gpu=inference == "worker" and device != "cpu"),
+        policy_cores=policy_cores if may_pin(config) else 0,
         reasons=(why, why_precision, *([INDEPENDENT] if variable else [])),
         records=config.record is not None,
         variable=variable,
@@ -338,6 +353,16 @@ def _workers_and_envs(config: SamplingConfig, spec: EnvSpec) -> tuple[int, int]:
     cores = 1 if config.serial else this_machine().cores
     workers = config.num_workers or (cores if given else most_workers(rows, cores))
     return workers, given or math.ceil(rows / workers)
+
+
+def _beside_a_gpu(config: SamplingConfig, spec: EnvSpec, cores: int) -> tuple[int, int]:
+    """Return the numbers of actors and of env rows of each where policy workers on a GPU have cores
+    to themselves: an actor on each of the other ``cores``, with a power of two of rows, so that
+    batches of the same size can be made of their rollouts on any number of cores."""
+    workers = config.num_workers or min(cores, ROWS_BESIDE_A_GPU // 2)
+    served = min(ROWS_OF_A_SERVED_ACTOR * workers, ROWS_BESIDE_A_GPU) // spec.num_seats
+    each = max(usual_rows(config, spec), served) / workers
+    return workers, config.num_envs_per_worker or 1 << int(math.log2(max(1.0, each)))
 
 
 def usual_rows(config: SamplingConfig, spec: EnvSpec) -> int:
@@ -362,24 +387,34 @@ def may_pin(config: SamplingConfig) -> bool:
 
 
 def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
-    """Return the number of cores that the run's policy workers have to themselves: one each on a
+    """Return the number of cores without an actor for the run's policy workers: one for each on a
     GPU, if that leaves most of the cores. On cores that actors share with them, an answer comes
     late, because an actor that is woken runs first."""
     workers = getattr(config, "num_policies", 1) * config.num_policy_workers
     enough = this_machine().cores >= CORES_PER_POLICY_WORKER * workers
-    return workers if acts_on_gpu and enough and may_pin(config) else 0
+    return workers if acts_on_gpu and enough and not config.serial else 0
 
 
-def actor_cores(config: SamplingConfig, spec: EnvSpec, sampler: SamplerPlan, busy: int) -> int:
-    """Return the number of cores that each actor is pinned to if ``busy`` threads on the CPU run at
-    the same time: each of these, and each policy worker that has a core to itself, has a core
-    without a pinned actor, which could not make room for it. An actor whose environments step in
-    threads or processes of their own is pinned to an equal share of the cores, others to one core.
-    0: none is pinned; the threads of env rows that step independently may use all cores."""
-    if not may_pin(config) or config.variable_experience or not sampler.num_workers:
-        return 0
-    share = (this_machine().cores - sampler.policy_cores - busy) // sampler.num_workers
-    return max(0, share if spec.asynchronous else min(1, share))
+def actor_cores(
+    config: SamplingConfig, spec: EnvSpec, sampler: SamplerPlan, busy: int
+) -> dict[str, int]:
+    """Return the fields of a plan that say which cores each actor has, if ``busy`` threads on the
+    CPU run at the same time: each of these, and each policy worker that has a core to itself, has a
+    core without a pinned actor, which could not make room for it. An actor whose environments step
+    in threads or processes of their own has an equal share of the cores, others one core. None is
+    pinned if there are fewer, and if env rows step independently, whose threads may use all."""
+    if not sampler.num_workers or config.variable_experience:
+        return {"actor_cores": 0}
+    share = max(0, (this_machine().cores - sampler.policy_cores - busy) // sampler.num_workers)
+    of_each = share if spec.asynchronous else min(1, share)
+    threads = env_threads(spec, of_each, sampler.num_splits, sampler.rows)
+    return {"actor_cores": of_each if may_pin(config) else 0, "env_threads": threads}
+
+
+def env_threads(spec: EnvSpec, cores: int, splits: int, rows: int) -> int:
+    """Return the number of threads in which the ``rows`` of each of ``splits`` may step, if their
+    actor or rank has so many ``cores``: more threads than cores gain nothing."""
+    return max(1, min(rows, cores // splits)) if spec.asynchronous else 1
 
 
 def recorded_parameters(config: SamplingConfig, spec: EnvSpec) -> int:

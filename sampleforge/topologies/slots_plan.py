@@ -66,7 +66,7 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     if sampler.variable:
         batches += (LATE - 1) * streams / slots_per_batch  # rollouts of late rows are older
     plan = Plan(
-        **sampler.__dict__ | {"actor_cores": actor_cores(config, spec, sampler, busy)},
+        **sampler.__dict__ | actor_cores(config, spec, sampler, busy),
         slots=slots,
         slots_per_batch=slots_per_batch,
         synchronous=synchronous,

@@ -87,7 +87,7 @@ def test_the_watcher_reports_operations_that_wait_for_the_device(
         {},
         {"advantage": "gae", "num_epochs": 2, "minibatch_size": 16, "lr_schedule": "kl_adaptive"},
         {"env": "tests.support.envs:MaskedEnv", "exploration": "symmetric_kl"},
-        {"env": "tests.support.envs:MixedActionEnv", "max_policy_lag": 3},
+        {"env": "tests.support.envs:MixedActionEnv", "max_policy_lag": 3, "num_epochs": 1},
         {"env": "tests.support.envs:MixedActionEnv", "noise_correlation": 0.5},
         {"rnd_coeff": 0.5},
     ],

@@ -11,6 +11,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.place import Place
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import own_outputs
@@ -32,6 +33,27 @@ def test_a_life_is_an_episode_of_training_and_a_game_one_of_evaluations() -> Non
     assert "a life is an episode of training" in training.spec.protocol
     assert "a game is an episode" in evaluation.spec.protocol
     training.close(), evaluation.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("episodic_life", [False, True])
+def test_rows_that_step_in_several_threads_play_the_same_games(episodic_life: bool) -> None:
+    config = dataclasses.replace(CONFIG, env_kwargs={"episodic_life": episodic_life})
+    one, several = (
+        make_vector(config, ROWS, range(ROWS), Place(threads=threads)) for threads in (1, 3)
+    )
+    out, expected = own_outputs(several.spec, ROWS), own_outputs(one.spec, ROWS)
+    several.reset(out.obs)
+    one.reset(expected.obs)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        actions = random_actions(one.spec, ROWS, rng)
+        one.send(actions)
+        several.send(actions)
+        assert one.recv(expected) == several.recv(out)
+        assert np.array_equal(out.obs["obs"], expected.obs["obs"])
+        assert np.array_equal(out.terminated, expected.terminated)
+    one.close(), several.close()
 
 
 @pytest.mark.long

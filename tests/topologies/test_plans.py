@@ -39,9 +39,15 @@ plans = SimpleNamespace(**runpy.run_path(str(REPO / "benchmarks" / "plans.py")))
 def test_cores_and_gpus_change_no_gradient_step(run):
     found = [plans.sizes(run, on) for on in plans.MACHINES]
     assert len({each.learned for each in found}) == 1, found
+    first = found[0]
     for on, each in zip(plans.MACHINES, found, strict=True):
         assert each.workers <= max(on.cores, on.gpus)
-        assert each.nbytes <= 1.5 * found[0].nbytes, "the memory, too, follows the rows"
+        if each.policy_cores:
+            assert first.rows <= each.rows <= 128
+        else:
+            assert each.rows == first.rows
+        more = max(1, each.rows) / max(1, first.rows)
+        assert each.nbytes <= 1.5 * more * first.nbytes, "the memory, too, follows the rows"
 
 
 @pytest.mark.long
@@ -88,12 +94,53 @@ def test_a_policy_worker_on_a_gpu_has_a_core_to_itself_where_there_are_enough(mo
             )
 
     others = tuple(range(15))
-    assert placed(16) == (others, {(15,)}, others)
-    assert placed(16, num_workers=15) == ((14,), {(15,)}, others), "each on a core of its own"
-    assert placed(16, num_policies=2) == (others[:14], {(14,), (15,)}, others[:14])
+    assert placed(16) == ((14,), {(15,)}, others), "each on a core of its own"
+    assert placed(16, num_workers=16) == (others, {(15,)}, others)
+    assert placed(16, num_policies=2) == ((13,), {(14,), (15,)}, others[:14])
     assert placed(16, inference="inline")[::2] == ((15,), None)
     assert placed(16, set_workers_cpu_affinity=False) == (None, {None}, None)
     assert placed(4) == ((3,), {None}, None)
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "actors", "rows"),
+    [
+        (8, {}, 7, 8),
+        (16, {}, 15, 8),
+        (32, {}, 31, 4),
+        (128, {}, 64, 2),
+        (16, {"set_workers_cpu_affinity": False}, 15, 8),
+        (16, {"num_workers": 4}, 4, 8),
+        (16, {"num_envs_per_worker": 2}, 15, 2),
+        (16, {"num_policies": 2}, 14, 8),
+        (4, {}, 4, 8),
+    ],
+)
+def test_actors_beside_a_gpu_have_a_core_each_and_more_rows(cores, given, actors, rows):
+    with assumed(plans.machine(cores, 1)):
+        plan = plan_of(
+            resolve_defaults(AppoConfig(env="X-v0", **given), plans.IMAGES), plans.IMAGES, "cuda"
+        )
+    assert (plan.num_workers, plan.num_splits * plan.rows) == (actors, rows)
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "given", "threads"),
+    [
+        (16, 1, {}, 8),
+        (16, 1, {"num_ranks": 4}, 2),
+        (16, 1, {"set_workers_cpu_affinity": False}, 8),
+        (16, 0, {}, 1),
+        (16, 1, {"variable_experience": True}, 1),
+    ],
+)
+def test_the_rows_of_a_rank_step_in_threads_on_all_its_cores(cores, gpus, given, threads):
+    """A rank with 16 cores stepped two rows of Breakout at a time, and 14 cores were idle."""
+    with assumed(plans.machine(cores, gpus)):
+        config = resolve_defaults(DdppoConfig(env="X-v0", **given), plans.ATARI)
+        assert plan_of(config, plans.ATARI).env_threads == threads
+        config = resolve_defaults(DdppoConfig(env="X-v0", **given), plans.IMAGES)
+        assert plan_of(config, plans.IMAGES).env_threads == 1, "they do not step by themselves"
 
 
 @pytest.mark.parametrize(("workers", "each"), [(15, 0), (14, 1), (7, 1)])

@@ -27,6 +27,7 @@ from sampleforge.run.folder.versions import (
     check_format,
     translated,
     versions,
+    with_whole_batches,
 )
 
 C = TypeVar("C")
@@ -304,7 +305,8 @@ def _stored_fields(path: Path, algo: str) -> tuple[dict[str, Any], dict[str, Any
     if "versions" not in content:
         return fields, {}
     check_format(content, path)
-    left_open, fields = _left_open(content, path), translated(fields)
+    left_open = _left_open(content, path)
+    fields = with_whole_batches(translated(fields), left_open)
     reopened = {n: value for n, value in left_open.items() if n in _MACHINE - {RANKS}}
     return fields | reopened, left_open
 

@@ -27,6 +27,7 @@ FORMER_DEFAULTS = {
     "lr_schedule": "constant",
     "model.initial_log_std": 0.0,
     "model.layer_norm": False,
+    "model.normalise_images": False,
     "model.normalise_observations": True,
     "model.hidden_sizes": [64, 64],
 }
@@ -63,6 +64,16 @@ def translated(fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.pop("exploration_schedule", "constant") == "linear":
         fields["anneal"] = {"exploration_coeff": "linear"}
     return fields
+
+
+def with_whole_batches(fields: Mapping[str, Any], left_open: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a stored run with the minibatch of an asynchronous run of an earlier
+    version, which was the batch where it was left open. ``left_open``: the fields that its user
+    left open; one of them, always open in this version, tells which version it was."""
+    earlier = "model.normalise_images" not in left_open
+    if earlier and fields.get("async_rl") and fields.get("minibatch_size", 0) is None:
+        return {**fields, "minibatch_size": fields.get("batch_size")}
+    return dict(fields)
 
 
 def check_format(content: Mapping[str, Any], path: Path) -> None:

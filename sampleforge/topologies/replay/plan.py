@@ -135,7 +135,8 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     assert config.samples_per_insert != "auto"
     uses_cuda_graphs(config, device)  # refuses what cannot be
     _check_parts(config.batch_size, config.num_learners)
-    sampler = plan_sampler(config, spec, device)
+    beside = config.num_policies * config.num_replay_shards + len(config.datasets)
+    sampler = plan_sampler(config, spec, device, others=beside)
     if not config.is_live:
         sampler = _without_actors(
             sampler, config.num_envs_per_worker or usual_rows(config, spec) // 2
@@ -146,7 +147,7 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     cores = cores_beside_actors(config, synchronous=False)
     learners = config.num_learners * config.num_policies
     threads = config.learner_threads or learner_threads(config.model, spec, cores // learners)
-    busy = config.num_policies * shards + len(config.datasets)
+    busy = beside
     if device == "cpu":
         busy += config.num_policies * sampler.num_policy_workers
         busy += 0 if config.sampler_only else learners * threads
@@ -157,7 +158,7 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
     plan = ReplayPlan(
-        **sampler.__dict__ | {"actor_cores": actor_cores(config, spec, sampler, busy)},
+        **sampler.__dict__ | actor_cores(config, spec, sampler, busy),
         batch_size=config.batch_size,
         item_steps=item_steps,
         learning_starts=config.learning_starts,

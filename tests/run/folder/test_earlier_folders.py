@@ -18,7 +18,13 @@ from sampleforge.cli.flags import parse
 from sampleforge.cli.pbt import PbtFlags, population_settings, split
 from sampleforge.cli.train import parse_config
 from sampleforge.models.config import ModelConfig
-from sampleforge.run.folder.stored_config import MAY_CHANGE, OF_A_RANK, flat_fields
+from sampleforge.run.folder.stored_config import (
+    MAY_CHANGE,
+    OF_A_RANK,
+    config_values,
+    flat_fields,
+)
+from sampleforge.run.folder.versions import FORMAT
 from sampleforge.tools.population.across_runs import Population
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults
@@ -32,6 +38,19 @@ pytestmark = pytest.mark.long
 STORED = Path(__file__).parent / "stored"
 """The folders that `tests.support.stored_runs` made with the version before this one."""
 RUNS = [kind for kind in COMMANDS if (STORED / kind / "config.yaml").exists()]
+
+
+def test_asynchronous_runs_go_on_with_the_minibatch_that_they_had(tmp_path: Path) -> None:
+    """It was the batch where it was left open; for images it is 256 now."""
+    file = tmp_path / "config.yaml"
+    fields = {"env": "ALE/Pong-v5", "async_rl": True, "batch_size": 2048, "minibatch_size": None}
+    stored = {"algo": "appo", "format": FORMAT, "versions": {}, **fields}
+    opened = {"batch_size": None, "minibatch_size": None}
+    file.write_text(yaml.safe_dump({**stored, "left_open": opened}))
+    assert config_values(file, "appo")["minibatch_size"] == 2048
+    opened |= {"model.normalise_images": None}
+    file.write_text(yaml.safe_dump({**stored, "left_open": opened}))
+    assert config_values(file, "appo")["minibatch_size"] is None, "of this version"
 
 
 @pytest.fixture
