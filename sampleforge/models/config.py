@@ -55,7 +55,7 @@ class ModelConfig(Checked):
     with sac no)."""
     normalise_images: bool | None = None
     """Normalise pixels too, each by its own running mean and standard deviation (default: with
-    appo)."""
+    appo and ddppo)."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False

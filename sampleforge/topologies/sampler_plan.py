@@ -359,7 +359,7 @@ def _beside_a_gpu(config: SamplingConfig, spec: EnvSpec, cores: int) -> tuple[in
     """Return the numbers of actors and of env rows of each where policy workers on a GPU have cores
     to themselves: an actor on each of the other ``cores``, with a power of two of rows, so that
     batches of the same size can be made of their rollouts on any number of cores."""
-    workers = config.num_workers or min(cores, ROWS_BESIDE_A_GPU // 2)
+    workers = config.num_workers or max(1, min(cores, ROWS_BESIDE_A_GPU // 2))
     served = min(ROWS_OF_A_SERVED_ACTOR * workers, ROWS_BESIDE_A_GPU) // spec.num_seats
     each = max(usual_rows(config, spec), served) / workers
     return workers, config.num_envs_per_worker or 1 << int(math.log2(max(1.0, each)))

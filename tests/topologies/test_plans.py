@@ -143,6 +143,13 @@ def test_the_rows_of_a_rank_step_in_threads_on_all_its_cores(cores, gpus, given,
         assert plan_of(config, plans.IMAGES).env_threads == 1, "they do not step by themselves"
 
 
+def test_more_replay_shards_than_cores_leave_an_actor() -> None:
+    with assumed(plans.machine(8, 1)):
+        chosen = ApexConfig(env="X-v0", num_replay_shards=9, replay_capacity=100_000)
+        config = pairing(chosen).resolve_defaults(chosen, plans.IMAGES)
+        assert plan_of(config, plans.IMAGES, "cuda").num_workers == 1
+
+
 @pytest.mark.parametrize(("workers", "each"), [(15, 0), (14, 1), (7, 1)])
 def test_a_replay_worker_has_a_core_beside_pinned_actors_and_the_policy_workers(workers, each):
     """With 15 actors, the replay worker could only run on the cores of actors."""

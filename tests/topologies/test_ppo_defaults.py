@@ -33,6 +33,7 @@ from sampleforge.topologies.ppo_defaults import (
     ON_POLICY_IMAGES,
     RANKS_WITH_IMAGES,
     RECURRENT_MINIBATCH,
+    RECURRENT_RANKS_WITH_IMAGES,
     RECURRENT_ROWS,
     ROWS,
     SHORTEST_ROLLOUT,
@@ -105,6 +106,7 @@ def planned(config: PpoConfig, of: EnvSpec) -> tuple[PpoConfig, Plan]:
         (AppoConfig(sampler_only=True), VECTOR, ASYNCHRONOUS),
         (DdppoConfig(), VECTOR, ON_POLICY),
         (DdppoConfig(), ATARI, RANKS_WITH_IMAGES),
+        (DdppoConfig(model=ModelConfig(core="gru")), ATARI, RECURRENT_RANKS_WITH_IMAGES),
     ],
 )
 def test_the_settings_follow_from_the_observations_and_async_rl(
@@ -125,8 +127,7 @@ def test_images_are_learned_from_in_minibatches_while_sampling_goes_on(of: EnvSp
     whole = resolve_defaults(AppoConfig(async_rl=True), VECTOR)
     assert (whole.minibatch_size, whole.model.normalise_images) == (None, False)
     assert resolve_defaults(AppoConfig(sampler_only=True), of).minibatch_size is None
-    of_ranks = resolve_defaults(DdppoConfig(), of)
-    assert of_ranks.model.normalise_images is False
+    assert resolve_defaults(DdppoConfig(), of).model.normalise_images is True
 
 
 @pytest.mark.parametrize("of", [VECTOR, ATARI], ids=["vector", "image"])
@@ -245,6 +246,14 @@ def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None
     assert plan.batch_size * ranks == BATCH
     assert config.minibatch_size and config.minibatch_size * ranks == MINIBATCH
     images, plan = planned(DdppoConfig(num_ranks=ranks), ATARI)
+    assert images.minibatch_size and images.minibatch_size * ranks == MINIBATCH
+    assert (plan.envs, plan.batch_size * ranks) == (ROWS, BATCH)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ranks_with_a_core_and_images_have_the_minibatches_of_the_papers_code(ranks: int) -> None:
+    recurrent = DdppoConfig(num_ranks=ranks, model=ModelConfig(core="gru"))
+    images, plan = planned(recurrent, ATARI)
     assert images.minibatch_size and plan.batch_size == 2 * images.minibatch_size
     assert (plan.envs, plan.batch_size * ranks) == (ROWS, BATCH)
 
@@ -253,7 +262,7 @@ def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None
 def test_ranks_that_do_not_divide_the_batch_share_about_as_much(ranks: int) -> None:
     for of in (VECTOR, PLANES, ATARI):
         config, plan = planned(DdppoConfig(num_ranks=ranks), of)
-        parts = BATCH // (ppo_defaults.MINIBATCH_OF_IMAGES if of is ATARI else MINIBATCH)
+        parts = BATCH // MINIBATCH
         assert config.minibatch_size and plan.batch_size == parts * config.minibatch_size
         assert 0.7 * BATCH <= plan.batch_size * ranks <= 1.4 * BATCH
 
