@@ -95,9 +95,8 @@ ASYNCHRONOUS_IMAGES: dict[str, Any] = {
     "learning_rate": 5e-4,
     "exploration_coeff": 0.01,
 }
-"""Settings for images, with minibatches of `MINIBATCH` (measured in benchmarks/results/levers.md:
-with one gradient step for each batch, Breakout and Pong are not learned in two million env
-steps)."""
+"""Settings for images, with minibatches of `MINIBATCH`: with one gradient step for each batch
+Breakout has a return of 3 after two million env steps (benchmarks/results/levers.md)."""
 RANKS_WITH_IMAGES: dict[str, Any] = {
     "async_rl": False,
     "num_epochs": 2,
