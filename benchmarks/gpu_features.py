@@ -105,10 +105,15 @@ PAIRS = [
 
 def command_of(pair: Pair, device: str, folder: Path) -> list[str]:
     command = [sys.executable, str(REPO / "train.py"), pair.algo, "--run-dir", str(folder / "run")]
-    flags = ["MinAtar/Breakout" if device == "cpu" and w in BREAKOUT[1:] else w for w in pair.flags]
+    flags = on_device(pair.flags, device)
     if pair.kill is not None or pair.interrupt:
         flags[flags.index("--train-for-env-steps") + 1] = LONGER
     return [*command, "--device", device, "--report-interval", "0.5", "--seed", "1", *flags]
+
+
+def on_device(flags: list[str], device: str) -> list[str]:
+    """Return the flags with a game in the place of Breakout that a CPU learns in time."""
+    return ["MinAtar/Breakout" if device == "cpu" and w in BREAKOUT[1:] else w for w in flags]
 
 
 def outcome_of(pair: Pair, device: str, data: Path) -> dict[str, Any]:
@@ -198,9 +203,10 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def record(folder: Path) -> None:
+def record(folder: Path, device: str) -> None:
     """Record a little data of Breakout for algorithms that learn from recorded data alone."""
-    command = [sys.executable, str(REPO / "train.py"), "appo", *BREAKOUT, *SLOTS, "--quiet"]
+    flags = on_device([*BREAKOUT, *SLOTS], device)
+    command = [sys.executable, str(REPO / "train.py"), "appo", *flags, "--quiet"]
     command += ["--device", "cpu", "--record", str(folder / "data")]
     subprocess.run([*command, "--run-dir", str(folder / "run")], check=True, cwd=folder)
 
@@ -217,7 +223,7 @@ def main() -> None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if any(pair.algo == "marwil" for pair in chosen):
-            record(Path(folder))
+            record(Path(folder), args.device)
 
         def run(pair: Pair) -> tuple[str, dict[str, Any]]:
             if time.monotonic() - begun > args.seconds:
