@@ -33,7 +33,7 @@ from sampleforge.topologies.sampler_plan import (
     nearest_minibatch,
     run_device,
 )
-from sampleforge.topologies.slots_plan import plan_slots
+from sampleforge.topologies.slots_plan import batch_of_slots
 
 if TYPE_CHECKING:
     from sampleforge.topologies.ddppo_config import DdppoConfig
@@ -134,13 +134,11 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     if not config.async_rl:
         minibatch = _minibatch(config, settings, spec.num_agents)
         return dataclasses.replace(config, minibatch_size=minibatch)
-    if isinstance(config, RanksRunConfig) or config.sampler_only:
-        return config
-    if settings is ASYNCHRONOUS_IMAGES:
-        batch = plan_slots(PPO, config, spec, run_device(config, spec)).batch_size
-        near = nearest_minibatch(batch, MINIBATCH, _unit(config))
-        return dataclasses.replace(config, minibatch_size=near)
-    return config
+    if isinstance(config, RanksRunConfig) or settings is ASYNCHRONOUS or config.sampler_only:
+        return config  # whole batches
+    batch = batch_of_slots(PPO, config, spec, run_device(config, spec))
+    minibatch = nearest_minibatch(batch, MINIBATCH, _unit(config))
+    return dataclasses.replace(config, minibatch_size=minibatch)
 
 
 def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> DdppoConfig:

@@ -49,7 +49,7 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     if config.compile:
         check_compilers(device, sampler)
     shape = slot_shape(algorithm, config, sampler, spec)
-    streams = sampler.num_workers * sampler.num_splits * spec.num_agents
+    streams = _streams(sampler, spec)
     slots_per_batch = _slots_per_batch(config, shape, streams)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     slots = _slots(config, slots_per_batch, sampler.num_workers, streams, synchronous)
@@ -81,6 +81,14 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     return plan
 
 
+def batch_of_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, device: str) -> int:
+    """Return the env steps of a batch of the run that `plan_slots` plans, without what it checks.
+    Raises ConfigError for sizes that do not fit together."""
+    sampler = plan_sampler(config, spec, device, fills=config.batch_size)
+    shape = slot_shape(algorithm, config, sampler, spec)
+    return _slots_per_batch(config, shape, _streams(sampler, spec)) * shape.env_steps
+
+
 def check_compilers(device: str, sampler: SamplerPlan) -> None:
     """Raise ConfigError if the passes of learner or actors cannot be compiled on this machine."""
     acting = device if sampler.inference == "worker" else "cpu"
@@ -109,6 +117,11 @@ def _rows_of_a_batch(config: SlotsRunConfig, spec: EnvSpec) -> int:
     given = config.num_envs_per_worker
     envs = usual_rows(config, spec) if given is None else given * (config.num_workers or 2)
     return envs * spec.num_agents
+
+
+def _streams(sampler: SamplerPlan, spec: EnvSpec) -> int:
+    """Return the number of streams of all actors that one policy can have."""
+    return sampler.num_workers * sampler.num_splits * spec.num_agents
 
 
 def _slots_per_batch(config: SlotsRunConfig, shape: SlotShape, streams: int) -> int:

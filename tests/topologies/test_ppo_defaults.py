@@ -130,6 +130,14 @@ def test_images_are_learned_from_in_minibatches_while_sampling_goes_on(of: EnvSp
     assert resolve_defaults(DdppoConfig(), of).model.normalise_images is True
 
 
+def test_a_refused_lag_names_one_that_is_not_refused(cores: Callable[[int], None]) -> None:
+    """The first refusal counted two gradient steps for a batch and named 12, which was refused."""
+    cores(2)
+    with pytest.raises(ConfigError, match=r"x 16 gradient steps .*use --max-policy-lag 96 "):
+        planned(AppoConfig(max_policy_lag=3), ATARI)
+    assert planned(AppoConfig(max_policy_lag=96), ATARI)[1].lag.limit == 96
+
+
 @pytest.mark.parametrize("of", [VECTOR, ATARI], ids=["vector", "image"])
 @pytest.mark.parametrize("make", [AppoConfig, DdppoConfig])
 def test_what_is_given_stays(make: type[PpoConfig], of: EnvSpec) -> None:
