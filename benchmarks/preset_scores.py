@@ -6,7 +6,7 @@
     python benchmarks/preset_scores.py appo breakout --variant freeway
         --flags "--env ALE/Freeway-v5" --long --stochastic
     python benchmarks/preset_scores.py              # only writes the table again
-    python benchmarks/preset_scores.py --stale [--run [--minutes N]]
+    python benchmarks/preset_scores.py --stale [--compare | --run [--minutes N]]
 
 Trains a preset by its command, once per seed, one after the other, and plays 100 episodes (20 with
 --long) with each result: unclipped returns of whole episodes, with the protocol that the run
@@ -18,7 +18,10 @@ benchmarks/results/presets.md. With --keep FOLDER the runs stay there, and the s
 no training that has ended.
 
 --stale lists the scores that are older than the code that made them, or of fewer than three seeds
-(staleness.py says what counts), the cheapest first. --run measures them again in this order, as
+(staleness.py says what counts), the cheapest first. --compare trains the presets whose code was
+changed for a few updates, with the code of their score and with today's: where the weights are the
+same to the bit, the change is none for this preset, and the score counts as one of today's code.
+--run measures them again in this order, as
 they were measured before, at the lowest priority, so that it can go on beside other work; leave the
 checkout as it is meanwhile. It ends after --minutes, and begins none that would end later. This,
 Ctrl-C and SIGTERM keep the scores that are written, and with --keep the trainings that have ended.
@@ -44,6 +47,7 @@ from subprocess import PIPE
 from typing import Any, NamedTuple
 
 import machine
+from first_weights import NotComparable, further_flags, same_weights
 from staleness import FEWEST_SEEDS, REPO, check_repository, code_commit, counted, why_stale
 
 from sampleforge.presets import preset_names, preset_values
@@ -64,7 +68,8 @@ software and commit of each are below the table, with the protocol and the curve
 earlier figures, most of one seed, are in [learning.md](learning.md).
 
 Marks: *older code*, code that decides what the preset learns was changed after the commit of the
-score (`--stale` says which); *unknown code*, the history lacks the commit; *older settings*, the
+score (`--stale` says which), and a short training has other weights now, or was not compared
+(`--stale --compare`); *unknown code*, the history lacks the commit; *older settings*, the
 preset was changed; the number of seeds, if there are fewer than three.
 
 """
@@ -198,14 +203,37 @@ def show_stale(stale: Mapping[PresetScore, dict[str, str]]) -> None:
     print(f"{len(stale)} of {len(read_scores())} scores are stale: about {hours:.1f} h to measure")
 
 
-def run_again(stale: Sequence[PresetScore], args: argparse.Namespace) -> list[str]:
-    """Measure the scores again, one after the other, and write each. Return what has failed."""
+def compare(stale: Mapping[PresetScore, dict[str, str]]) -> None:
+    """Train what is stale by the code with the code of then and of now, and record where both learn
+    the same."""
+    commit = committed_code()
+    changed = [score for score, why in stale.items() if "older code" in why]
+    for index, score in enumerate(changed):
+        print(f"[{index + 1}/{len(changed)}] {title(score)}, {score.commit}: ", end="", flush=True)
+        try:
+            same = same_weights(REPO, score, commit)
+        except NotComparable as error:
+            print(f"not compared: {error}")
+            continue
+        print("the same weights" if same else "other weights")
+        if same:
+            write_score(dataclasses.replace(score, same_at=commit))
+
+
+def committed_code() -> str:
+    """Return the newest commit; end the script if the code has changes besides."""
     commit = code_commit(REPO)
     if commit.endswith("-dirty"):
         sys.exit(
             "sampleforge/ or envs/ have changes that are not committed, so no commit would have "
             "the code of the scores; commit or stash them"
         )
+    return commit
+
+
+def run_again(stale: Sequence[PresetScore], args: argparse.Namespace) -> list[str]:
+    """Measure the scores again, one after the other, and write each. Return what has failed."""
+    commit = committed_code()
     by_clock = [score for score in stale if is_by_clock(score)]
     stale = [score for score in stale if score not in by_clock]
     if by_clock:
@@ -239,13 +267,12 @@ def measured_again(score: PresetScore, commit: str, args: argparse.Namespace) ->
     """Return a score of the same preset, measured in the same way, with three seeds at the least.
     At the lowest priority beside other work a training takes longer than on quiet cores, so that
     the times of an earlier measurement of the same seeds are kept where they are shorter."""
-    start = f"python train.py {score.algo} --preset {score.preset}"
     settings = argparse.Namespace(
         seeds=seeds_again(score),
         long=score.episodes == 20,
         stochastic="sampled actions" in score.protocol,
         variant=score.variant,
-        flags=score.command.removeprefix(start).removesuffix("--seed S").strip(),
+        flags=further_flags(score),
         keep=args.keep and args.keep / commit / "-".join(filter(None, score.key)),
         note=args.note or "at the lowest priority",
     )
@@ -327,16 +354,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs there")
     parser.add_argument("--note", default="", help="what else the machine did meanwhile")
     parser.add_argument("--stale", action="store_true", help="list the scores that are too old")
+    parser.add_argument("--compare", action="store_true", help="with --stale: by short trainings")
     parser.add_argument("--run", action="store_true", help="with --stale: measure them again")
     parser.add_argument("--minutes", type=float, help="with --run: end after so many")
     args = parser.parse_args()
-    for name, needed in (("run", "stale"), ("minutes", "run")):
+    for name, needed in (("compare", "stale"), ("run", "stale"), ("minutes", "run")):
         if getattr(args, name) and not getattr(args, needed):
             parser.error(f"--{name} is for --{needed}; add it, or leave out --{name}")
     if args.minutes is not None and args.minutes <= 0:
         parser.error(f"--minutes {args.minutes:g}: must be above 0")
     if bool(args.variant) != bool(args.flags):
         parser.error("--variant and --flags are given together")
+    if args.compare and args.run:
+        parser.error("--compare comes before --run: give one of them")
     how = [name for name in ("seeds", "long", "stochastic", "variant") if getattr(args, name)]
     if args.algo is None and how:
         parser.error(f"--{how[0]} is for one preset; name it, as in appo cartpole --{how[0]} ...")
@@ -368,6 +398,8 @@ def main() -> None:
         elif args.run:
             os.nice(19)
             failed = run_again(list(stale_scores()), args)
+        elif args.compare:
+            compare(stale_scores())
         elif args.stale:
             return show_stale(stale_scores())
     except CommandFailed as error:

@@ -41,9 +41,10 @@ def why_stale(score: PresetScore) -> dict[str, str]:
     found = {}
     if not score.is_current:
         found["older settings"] = "The settings of the preset were changed since."
-    changed = changes(REPO, score.commit, decisive_modules(score.algo, score.env))
+    at = score.same_at or score.commit
+    changed = changes(REPO, at, decisive_modules(score.algo, score.env))
     if changed is None:
-        found["unknown code"] = f"The history lacks its commit {score.commit}."
+        found["unknown code"] = f"The history lacks its commit {at}."
     elif changed:
         count = counted(len(changed), "file")
         found["older code"] = f"{count} changed since, the most {most_changed(changed)}."

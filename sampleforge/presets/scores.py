@@ -26,7 +26,8 @@ class PresetScore:
     of the evaluation of each of the ``seeds``, raw; ``seconds``: how long each training took, from
     the start of the command to its end; ``env_steps``: how many each training made; ``episodes``:
     how many each evaluation played;
-    ``settings``: the `digest` of the preset that was measured."""
+    ``settings``: the `digest` of the preset that was measured; ``same_at``: a later commit whose
+    code begins the training with the same weights, to the bit."""
 
     algo: str
     preset: str
@@ -44,6 +45,7 @@ class PresetScore:
     date: str
     settings: str
     variant: str = ""
+    same_at: str = ""
 
     def __post_init__(self) -> None:
         lengths = {len(each) for each in (self.seeds, self.returns, self.seconds, self.env_steps)}

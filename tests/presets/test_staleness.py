@@ -41,6 +41,7 @@ FILES = {
     "envs/classic.py": "ROWS = 1\n",
     "envs/atari.py": "ROWS = 1\n",
 }
+SCRIPTS = ("machine", "staleness", "first_weights", "preset_scores")
 BEGIN = ("sampleforge.algorithms.ppo.algorithm", "sampleforge_envs.classic")
 
 
@@ -67,7 +68,7 @@ def repo(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    for script in ("machine", "staleness", "preset_scores"):
+    for script in SCRIPTS:
         shutil.copy(REPO / "benchmarks" / f"{script}.py", tmp_path / "benchmarks")
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
@@ -80,13 +81,13 @@ def scripts(repo: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     presets."""
     monkeypatch.syspath_prepend(repo / "benchmarks")
     monkeypatch.setattr(presets, "FOLDER", repo / "sampleforge" / "presets")
-    names = ("machine", "staleness", "preset_scores")
-    for name in names:
+    for name in SCRIPTS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     script: Any = importlib.import_module("preset_scores")
     script.staleness = sys.modules["staleness"]
     assert repo == script.REPO
-    for name in names:
+    script.first_weights = sys.modules["first_weights"]
+    for name in SCRIPTS:
         monkeypatch.delitem(sys.modules, name)
     return script
 
@@ -248,3 +249,65 @@ def test_stale_scores_are_measured_again_as_before(
     (repo / "envs/classic.py").write_text("ROWS = 3\n")
     with pytest.raises(SystemExit, match="not committed"):
         scripts.run_again([again], args)
+
+
+def test_a_score_is_fresh_as_long_as_the_code_computes_the_same(
+    repo: Path, scripts: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = git(repo, "rev-parse", "--short", "HEAD")
+    for variant in ("same", "other", "broken"):
+        write_score(measured(first, variant=variant))
+    now = commit(repo, envs__classic="ROWS = 2\n")
+    assert len(scripts.stale_scores()) == 3
+
+    def same_weights(_repo: Path, score: PresetScore, at: str) -> bool:
+        assert (score.commit, at) == (first, now)
+        if score.variant == "broken":
+            raise scripts.NotComparable("it does not train")
+        return score.variant == "same"
+
+    monkeypatch.setattr(scripts, "same_weights", same_weights)
+    scripts.compare(scripts.stale_scores())
+    printed = capsys.readouterr().out
+    assert f"appo toy same, {first}: the same weights" in printed
+    assert "other weights" in printed and "not compared: it does not train" in printed
+    assert sorted(score.variant for score in scripts.stale_scores()) == ["broken", "other"]
+    kept = read_scores()["appo", "toy", "same"]
+    assert (kept.commit, kept.same_at) == (first, now)
+    commit(repo, envs__classic="ROWS = 3\n")
+    assert len(scripts.stale_scores()) == 3, "the code was changed again"
+
+
+@pytest.mark.long
+def test_the_first_weights_tell_whether_a_change_matters(
+    repo: Path, scripts: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With the real package: a comment changes nothing, another number of epochs does."""
+    whole = tmp_path_factory.mktemp("whole")
+    for name in ("sampleforge", "envs"):
+        shutil.copytree(REPO / name, whole / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPO / "train.py", whole)
+    git(whole, "init", "--quiet")
+    first = commit(whole)
+    path = "sampleforge/topologies/ppo_defaults.py"
+    text = (whole / path).read_text()
+    comment = commit(whole, **{path[:-3].replace("/", "__"): f"# More.\n{text}"})
+    assert '"num_epochs": 10' in text
+    changed = text.replace('"num_epochs": 10', '"num_epochs": 9')
+    other = commit(whole, **{path[:-3].replace("/", "__"): changed})
+    command = "python train.py appo --preset cartpole --seed S"
+    score = replace(measured(first), preset="cartpole", command=command)
+    weights = [scripts.first_weights.first_weights(whole, score, at) for at in (first, comment)]
+    assert weights[0] == weights[1] and len(weights[0]) > 4
+    assert weights[0] != scripts.first_weights.first_weights(whole, score, other)
+
+
+def test_what_cannot_be_compared_is_said(repo: Path, scripts: Any) -> None:
+    first, found = git(repo, "rev-parse", "--short", "HEAD"), scripts.first_weights
+    for score, reason in (
+        (replace(measured(first), settings="x"), "settings of the preset were changed"),
+        (measured(f"{first}-dirty"), f"no commit has the code of {first}-dirty"),
+        (measured(first, "clock"), "follow the clock"),
+    ):
+        with pytest.raises(found.NotComparable, match=reason):
+            found.same_weights(repo, score, first)
