@@ -395,20 +395,21 @@ def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
     return workers if acts_on_gpu and enough and not config.serial else 0
 
 
-def actor_cores(
+def with_actor_cores(
     config: SamplingConfig, spec: EnvSpec, sampler: SamplerPlan, busy: int
-) -> dict[str, int]:
-    """Return the fields of a plan that say which cores each actor has, if ``busy`` threads on the
+) -> SamplerPlan:
+    """Return the plan with the cores that each actor has, if ``busy`` threads on the
     CPU run at the same time: each of these, and each policy worker that has a core to itself, has a
     core without a pinned actor, which could not make room for it. An actor whose environments step
     in threads or processes of their own has an equal share of the cores, others one core. None is
     pinned if there are fewer, and if env rows step independently, whose threads may use all."""
     if not sampler.num_workers or config.variable_experience:
-        return {"actor_cores": 0}
+        return sampler
     share = max(0, (this_machine().cores - sampler.policy_cores - busy) // sampler.num_workers)
     of_each = share if spec.asynchronous else min(1, share)
     threads = env_threads(spec, of_each, sampler.num_splits, sampler.rows)
-    return {"actor_cores": of_each if may_pin(config) else 0, "env_threads": threads}
+    pinned = of_each if may_pin(config) else 0
+    return replace(sampler, actor_cores=pinned, env_threads=threads)
 
 
 def env_threads(spec: EnvSpec, cores: int, splits: int, rows: int) -> int:

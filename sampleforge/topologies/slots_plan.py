@@ -15,7 +15,6 @@ from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
     Plan,
     SamplerPlan,
-    actor_cores,
     check_asynchronous_lag,
     check_memory,
     check_minibatch,
@@ -25,6 +24,7 @@ from sampleforge.topologies.sampler_plan import (
     policy_lag,
     recorded_parameters,
     usual_rows,
+    with_actor_cores,
 )
 from sampleforge.workers.split import LATE
 
@@ -66,7 +66,7 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     if sampler.variable:
         batches += (LATE - 1) * streams / slots_per_batch  # rollouts of late rows are older
     plan = Plan(
-        **sampler.__dict__ | actor_cores(config, spec, sampler, busy),
+        **with_actor_cores(config, spec, sampler, busy).__dict__,
         slots=slots,
         slots_per_batch=slots_per_batch,
         synchronous=synchronous,

@@ -18,12 +18,12 @@ from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.devices import describe_learners, uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
-    actor_cores,
     cores_beside_actors,
     learner_threads,
     plan_sampler,
     recorded_parameters,
     usual_rows,
+    with_actor_cores,
 )
 
 MOST_MEMORY, FITTED_MEMORY = 0.9, 0.8
@@ -158,7 +158,7 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
     plan = ReplayPlan(
-        **sampler.__dict__ | actor_cores(config, spec, sampler, busy),
+        **with_actor_cores(config, spec, sampler, busy).__dict__,
         batch_size=config.batch_size,
         item_steps=item_steps,
         learning_starts=config.learning_starts,
