@@ -5,9 +5,9 @@
 
 What is learned must not depend on the machine: the batch, the minibatch, the epochs and so the
 gradient steps per env step are the same on each of `MACHINES`, and so are the env rows, but where a
-GPU serves actors, which then have more; the number of processes and threads follows the cores. The
-table of docs/defaults.md says both, that of
-docs/gpu.md which workers a run has on each machine.
+GPU serves actors, which then have more; with APPO and images a GPU also learns while the cores
+sample. The number of processes and threads follows the cores. The table of docs/defaults.md says
+both, that of docs/gpu.md which workers a run has on each machine.
 """
 
 from __future__ import annotations

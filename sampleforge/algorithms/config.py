@@ -56,7 +56,7 @@ class LearnerConfig(Checked):
     100, or twice the expected lag if that is more)."""
     async_rl: bool | None = None
     """Sampling continues while the learner trains; off: they take turns, and batches are on-policy
-    (default: on for images, else off)."""
+    (default: on for images on a GPU, else off)."""
     num_batches_to_accumulate: int = 2
     """With --async-rl: batches that may wait for the learner before sampling stops."""
     learner_threads: int | None = None
@@ -85,9 +85,9 @@ class LearnerConfig(Checked):
         waiting, usual = self.num_batches_to_accumulate, LearnerConfig.num_batches_to_accumulate
         if self.async_rl is False and waiting != usual:
             raise ConfigError(
-                f"--num-batches-to-accumulate {waiting}: with --no-async-rl (the default without "
-                "images) no batch waits, because sampling and learning take turns; leave it out "
-                "or add --async-rl"
+                f"--num-batches-to-accumulate {waiting}: with --no-async-rl (the default but for "
+                "images on a GPU) no batch waits, because sampling and learning take turns; "
+                "leave it out or add --async-rl"
             )
 
 

@@ -4,11 +4,11 @@ There are two sets of settings, because two kinds of environment need different 
 benchmarks/results/defaults.md):
 
 * `ON_POLICY`: sampling and learning take turns, and each batch of 2048 env steps is learned from
-  several times. This is the default for everything but pixels: the network is small, so learning
-  takes little of the time, and on-policy experience teaches more per env step.
+  several times. This is the default on a CPU: learning and sampling share its cores, and on-policy
+  experience teaches more per env step.
 * `ASYNCHRONOUS`: sampling continues while the learner trains; V-trace. This is the default for
-  images, whose simulators and networks take most of the time and can overlap, and with --async-rl
-  or --variable-experience.
+  pixels on a GPU, which learns while the cores sample, and with --async-rl or
+  --variable-experience.
 """
 
 from __future__ import annotations
@@ -74,12 +74,13 @@ ON_POLICY_GRIDS: dict[str, Any] = {**ON_POLICY, "num_epochs": 4, "learning_rate"
 encoder."""
 ON_POLICY_IMAGES: dict[str, Any] = {
     **ON_POLICY,
-    "num_epochs": 3,
+    "num_epochs": 2,
     "exploration_coeff": 0.01,
     "kl_coeff": 0.0,
 }
-"""Settings for images: fewer epochs, because the network takes most of the time; as in the preset
-`pong`."""
+"""Settings for pixels: fewer epochs, because the network takes most of the time. For ranks they are
+those of the code of DD-PPO's paper (habitat-baselines), but with smaller minibatches and larger
+steps (Pong: 19.8 in place of 3.4 after 400,000 env steps)."""
 ASYNCHRONOUS: dict[str, Any] = {
     "async_rl": True,
     "rollout": 32,
@@ -95,19 +96,9 @@ ASYNCHRONOUS_IMAGES: dict[str, Any] = {
     "learning_rate": 5e-4,
     "exploration_coeff": 0.01,
 }
-"""Settings for images, with minibatches of `MINIBATCH`: with one gradient step for each batch
+"""Settings for images, with minibatches as in turn: with one gradient step for each batch
 Breakout has a return of 3 after two million env steps (benchmarks/results/levers.md)."""
-RANKS_WITH_IMAGES: dict[str, Any] = {
-    "async_rl": False,
-    "num_epochs": 2,
-    "advantage": "gae",
-    "learning_rate": 5e-4,
-    "exploration_coeff": 0.01,
-    "kl_coeff": 0.0,
-}
-"""Settings for images: as in the code of DD-PPO's paper (habitat-baselines), but with smaller
-minibatches and larger steps (Pong: 19.8 in place of 3.4 after 400,000 env steps)."""
-RECURRENT_RANKS_WITH_IMAGES: dict[str, Any] = {**RANKS_WITH_IMAGES, "learning_rate": 2.5e-4}
+RECURRENT_RANKS_WITH_IMAGES: dict[str, Any] = {**ON_POLICY_IMAGES, "learning_rate": 2.5e-4}
 """The settings of that code, with a recurrent core, which it has."""
 RECURRENT_MINIBATCH_OF_IMAGES = 1024
 """Env steps of a minibatch for images with a recurrent core, over all ranks: two make a batch, as
@@ -137,7 +128,7 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     if isinstance(config, RanksRunConfig) or settings is ASYNCHRONOUS or config.sampler_only:
         return config  # whole batches
     batch = batch_of_slots(PPO, config, spec, run_device(config, spec))
-    minibatch = nearest_minibatch(batch, MINIBATCH, _unit(config))
+    minibatch = nearest_minibatch(batch, _usual_minibatch(config, settings), _unit(config))
     return dataclasses.replace(config, minibatch_size=minibatch)
 
 
@@ -191,11 +182,12 @@ def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
     pixels = model.has_pixels(leaves)
     on_policy = ON_POLICY_GRIDS if model.has_convolved(leaves) else ON_POLICY
     if isinstance(config, RanksRunConfig):
-        with_images = RANKS_WITH_IMAGES if model.core == "none" else RECURRENT_RANKS_WITH_IMAGES
+        with_images = ON_POLICY_IMAGES if model.core == "none" else RECURRENT_RANKS_WITH_IMAGES
         return with_images if pixels else on_policy
     asynchronous = config.async_rl
     if asynchronous is None:
-        asynchronous = pixels or config.sampler_only or config.variable_experience
+        on_gpu = pixels and run_device(config, spec) != "cpu"
+        asynchronous = on_gpu or config.sampler_only or config.variable_experience
     if asynchronous:
         return ASYNCHRONOUS_IMAGES if pixels else ASYNCHRONOUS
     return ON_POLICY_IMAGES if pixels else on_policy
@@ -354,8 +346,8 @@ def _group_rows(config: DdppoConfig, settings: dict[str, Any]) -> int:
 
 
 def _has_rank_images(settings: dict[str, Any]) -> bool:
-    """Return whether ``settings`` are those of ranks with images."""
-    return settings in (RANKS_WITH_IMAGES, RECURRENT_RANKS_WITH_IMAGES)
+    """Return whether the ``settings`` of ranks are those for images."""
+    return settings in (ON_POLICY_IMAGES, RECURRENT_RANKS_WITH_IMAGES)
 
 
 def _usual_minibatch(config: PpoConfig, settings: dict[str, Any]) -> int:

@@ -120,7 +120,7 @@ MIN_BATCH = 1024  # env steps; Sample Factory's default
 MOST_THREADS_OF_PLANES = 4
 """Most threads of a learner with convolutions of small planes, such as MinAtar's, where a minibatch
 of 256 takes one core 20 ms. Two threads are the most that has been measured."""
-ROWS_OF_VECTORS, ROWS_OF_IMAGES = 128, 32
+ROWS_OF_VECTORS, ROWS_OF_IMAGES, MOST_ROWS_OF_IMAGES = 128, 32, 64
 """Env rows of a run that samples while it learns, on any number of cores, so that learning does not
 depend on the machine. For vectors the cost of a forward pass is mostly fixed, for images it grows
 with the rows. An image env without a vector env has an engine of its own, which takes memory and
@@ -371,7 +371,7 @@ def usual_rows(config: SamplingConfig, spec: EnvSpec) -> int:
     well; two environments at least give two actors something to do."""
     rows = ROWS_OF_VECTORS
     if config.model.has_pixels(spec.observations):
-        rows = 2 * ROWS_OF_IMAGES if spec.asynchronous else ROWS_OF_IMAGES
+        rows = MOST_ROWS_OF_IMAGES if spec.asynchronous else ROWS_OF_IMAGES
     return max(2, rows // spec.num_seats)
 
 

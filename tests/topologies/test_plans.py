@@ -27,7 +27,7 @@ from sampleforge.topologies.critics_defaults import resolve_defaults as resolve_
 from sampleforge.topologies.devices import member_devices
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.registry import pairing
-from sampleforge.topologies.sampler_plan import choose_precision, run_device
+from sampleforge.topologies.sampler_plan import ROWS_OF_IMAGES, choose_precision, run_device
 from sampleforge.workers.episode_player import EvaluationPart
 from tests.support import REPO
 from tests.support.pairings import plan_of
@@ -42,12 +42,17 @@ def test_cores_and_gpus_change_no_gradient_step(run):
     first = found[0]
     for on, each in zip(plans.MACHINES, found, strict=True):
         assert each.workers <= max(on.cores, on.gpus)
-        if each.policy_cores:
+        # A GPU learns from images while the cores sample: more rows, and batches that wait.
+        overlaps = bool(on.gpus) and "`appo`, images" in run.name
+        if overlaps:
+            assert ROWS_OF_IMAGES <= each.rows <= 128
+        elif each.policy_cores:
             assert first.rows <= each.rows <= 128
         else:
             assert each.rows == first.rows
         more = max(1, each.rows) / max(1, first.rows)
-        assert each.nbytes <= 1.5 * more * first.nbytes, "the memory, too, follows the rows"
+        waiting = 2 if overlaps else 0
+        assert each.nbytes <= 1.5 * (more + waiting) * first.nbytes, "the memory follows the rows"
 
 
 @pytest.mark.long

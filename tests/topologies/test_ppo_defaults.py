@@ -31,7 +31,6 @@ from sampleforge.topologies.ppo_defaults import (
     ON_POLICY,
     ON_POLICY_GRIDS,
     ON_POLICY_IMAGES,
-    RANKS_WITH_IMAGES,
     RECURRENT_MINIBATCH,
     RECURRENT_RANKS_WITH_IMAGES,
     RECURRENT_ROWS,
@@ -99,13 +98,13 @@ def planned(config: PpoConfig, of: EnvSpec) -> tuple[PpoConfig, Plan]:
         (AppoConfig(), VECTOR, ON_POLICY),
         (AppoConfig(), DISCRETE, ON_POLICY),
         (AppoConfig(), PLANES, ON_POLICY_GRIDS),
-        (AppoConfig(), ATARI, ASYNCHRONOUS_IMAGES),
+        (AppoConfig(), ATARI, ON_POLICY_IMAGES),
+        (AppoConfig(async_rl=True), ATARI, ASYNCHRONOUS_IMAGES),
         (AppoConfig(variable_experience=True), ATARI, ASYNCHRONOUS_IMAGES),
         (AppoConfig(async_rl=True), VECTOR, ASYNCHRONOUS),
-        (AppoConfig(async_rl=False), ATARI, ON_POLICY_IMAGES),
         (AppoConfig(sampler_only=True), VECTOR, ASYNCHRONOUS),
         (DdppoConfig(), VECTOR, ON_POLICY),
-        (DdppoConfig(), ATARI, RANKS_WITH_IMAGES),
+        (DdppoConfig(), ATARI, ON_POLICY_IMAGES),
         (DdppoConfig(model=ModelConfig(core="gru")), ATARI, RECURRENT_RANKS_WITH_IMAGES),
     ],
 )
@@ -118,12 +117,25 @@ def test_the_settings_follow_from_the_observations_and_async_rl(
 
 
 @pytest.mark.parametrize("of", [IMAGE, ATARI], ids=["image", "atari"])
-def test_images_are_learned_from_in_minibatches_while_sampling_goes_on(of: EnvSpec) -> None:
+def test_a_gpu_learns_from_images_while_sampling_goes_on(of: EnvSpec) -> None:
+    """On a CPU three batches wait for the learner then, and Pong was learned half as fast."""
+    for gpus, device, expected in ((0, "auto", False), (1, "auto", True), (1, "cpu", False)):
+        with assumed(Machine(16, gpus, capability=lambda _: (9, 0))):
+            found = resolve_defaults(AppoConfig(device=device), of)
+            assert (found.async_rl, found.minibatch_size, found.num_epochs) == (expected, 256, 2)
+            assert found.advantage == ("vtrace" if expected else "gae")
+            assert resolve_defaults(AppoConfig(device=device), VECTOR).async_rl is False
+
+
+@pytest.mark.parametrize("of", [IMAGE, ATARI], ids=["image", "atari"])
+def test_images_are_learned_from_in_minibatches(of: EnvSpec) -> None:
     """With one gradient step for each batch Breakout had 3.0 after two million env steps."""
-    found = resolve_defaults(AppoConfig(), of)
-    assert (found.async_rl, found.minibatch_size) == (True, 256)
-    assert found.model.normalise_images is True
-    assert resolve_defaults(AppoConfig(minibatch_size=512), of).minibatch_size == 512
+    for asynchronous in (False, True):
+        found = resolve_defaults(AppoConfig(async_rl=asynchronous), of)
+        assert (found.async_rl, found.minibatch_size) == (asynchronous, 256)
+        assert found.model.normalise_images is True
+        given = AppoConfig(async_rl=asynchronous, minibatch_size=512)
+        assert resolve_defaults(given, of).minibatch_size == 512
     whole = resolve_defaults(AppoConfig(async_rl=True), VECTOR)
     assert (whole.minibatch_size, whole.model.normalise_images) == (None, False)
     assert resolve_defaults(AppoConfig(sampler_only=True), of).minibatch_size is None
@@ -134,8 +146,9 @@ def test_a_refused_lag_names_one_that_is_not_refused(cores: Callable[[int], None
     """The first refusal counted two gradient steps for a batch and named 12, which was refused."""
     cores(2)
     with pytest.raises(ConfigError, match=r"x 16 gradient steps .*use --max-policy-lag 96 "):
-        planned(AppoConfig(max_policy_lag=3), ATARI)
-    assert planned(AppoConfig(max_policy_lag=96), ATARI)[1].lag.limit == 96
+        planned(AppoConfig(max_policy_lag=3, async_rl=True), ATARI)
+    given = AppoConfig(max_policy_lag=96, async_rl=True)
+    assert planned(given, ATARI)[1].lag.limit == 96
 
 
 @pytest.mark.parametrize("of", [VECTOR, ATARI], ids=["vector", "image"])
@@ -278,9 +291,9 @@ def test_ranks_that_do_not_divide_the_batch_share_about_as_much(ranks: int) -> N
 @pytest.mark.parametrize(
     ("kind", "given", "of_cores"),
     [
-        ("image", {"async_rl": False}, {1: 1, 2: 2, 16: 16}),
         ("image", {"async_rl": False, "num_learners": 2}, {1: 1, 2: 1, 16: 8}),
-        ("image", {}, {2: 1, 16: 6}),
+        ("image", {}, {2: 2, 16: 16}),
+        ("image", {"async_rl": True}, {2: 1, 16: 6}),
         ("planes", {}, {1: 1, 2: 2, 16: 4}),
         ("planes", {"num_policies": 8}, {2: 1, 16: 2}),
         ("planes", {"async_rl": True}, {2: 1, 16: 4}),
@@ -431,7 +444,12 @@ def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
     ("config", "of", "expected"),
     [
         (AppoConfig(), VECTOR, "Sampling and learning take turns (no convolutions): 10 epochs"),
-        (AppoConfig(), ATARI, "Sampling continues while the learner trains (images): "),
+        (AppoConfig(), ATARI, "Sampling and learning take turns (images): 2 epochs"),
+        (
+            AppoConfig(async_rl=True),
+            ATARI,
+            "Sampling continues while the learner trains (images): ",
+        ),
         (
             AppoConfig(async_rl=True),
             VECTOR,
