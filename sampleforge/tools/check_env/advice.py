@@ -205,8 +205,8 @@ def _notes(
         yield "It has goals: --her (apex, sac, td3) learns also from those that were missed"
     if _has_pixels(spec):
         yield (
-            "Images: try --model.normalise-images where little of them changes, and --precision "
-            "fp32 if learning is slow with bf16"
+            "Images: appo and ddppo normalise each pixel; with the others try "
+            "--model.normalise-images, and --precision fp32 if learning is slow with bf16"
         )
     if ACTION_MASK in spec.observations:
         yield "Its action mask needs no flag"

@@ -47,7 +47,10 @@ TABLE: Mapping[Kind, Sequence[Measured]] = {
         Measured("appo", "MinAtar/Breakout", 200_000, 60, 12.46, "defaults.md"),
         Measured("apex", "MinAtar/Breakout", 200_000, 137, 9.827, "defaults.md"),
     ],
-    "pixels": [Measured("apex", "ALE/Pong-v5", 2_060_000, 5340, 20.75, "learning.md", "pong")],
+    "pixels": [
+        Measured("appo", "ALE/Pong-v5", 400_000, 595, 19.7, "levers.md"),
+        Measured("apex", "ALE/Pong-v5", 2_060_000, 5340, 20.75, "learning.md", "pong"),
+    ],
     "few actions": [
         Measured("appo", "Pendulum-v1", 200_000, 27, -154.7, "defaults.md"),
         Measured(
