@@ -18,13 +18,13 @@ benchmarks/results/presets.md. With --keep FOLDER the runs stay there, and the s
 no training that has ended.
 
 --stale lists the scores that are older than the code that made them, or of fewer than three seeds
-(staleness.py says what counts), the cheapest first. --compare trains the presets whose code was
-changed for a few updates, with the code of their score and with today's: where the weights are the
-same to the bit, the change is none for this preset, and the score counts as one of today's code.
---run measures them again in this order, as
-they were measured before, at the lowest priority, so that it can go on beside other work; leave the
-checkout as it is meanwhile. It ends after --minutes, and begins none that would end later. This,
-Ctrl-C and SIGTERM keep the scores that are written, and with --keep the trainings that have ended.
+(staleness.py says what counts), the cheapest first. --compare trains those whose code was changed
+for a few updates, with the code of the score and with today's: where the weights are the same to
+the bit, the change does not concern this preset, and the score counts as one of today's code.
+--run measures them again in this order, as they were measured before, at the lowest priority, so
+that it can go on beside other work; leave the checkout as it is meanwhile. It ends after --minutes,
+and begins none that would end later. This, Ctrl-C and SIGTERM keep the scores that are written, and
+with --keep the trainings that have ended.
 A training that ends by the clock needs quiet cores and is left out.
 """
 

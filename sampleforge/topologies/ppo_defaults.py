@@ -1,11 +1,10 @@
 """The defaults of APPO and DD-PPO that depend on the environment.
 
-There are two sets of settings, because two kinds of environment need different ones (measured in
-benchmarks/results/defaults.md):
+There are two kinds of settings (measured in benchmarks/results/defaults.md and levers.md):
 
 * `ON_POLICY`: sampling and learning take turns, and each batch of 2048 env steps is learned from
-  several times. This is the default on a CPU: learning and sampling share its cores, and on-policy
-  experience teaches more per env step.
+  several times. This is the default for all but pixels on a GPU: on-policy experience teaches more
+  per env step, and on a CPU learning and sampling share the cores anyway.
 * `ASYNCHRONOUS`: sampling continues while the learner trains; V-trace. This is the default for
   pixels on a GPU, which learns while the cores sample, and with --async-rl or
   --variable-experience.

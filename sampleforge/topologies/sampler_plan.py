@@ -398,11 +398,11 @@ def _policy_cores(config: SamplingConfig, *, acts_on_gpu: bool) -> int:
 def with_actor_cores(
     config: SamplingConfig, spec: EnvSpec, sampler: SamplerPlan, busy: int
 ) -> SamplerPlan:
-    """Return the plan with the cores that each actor has, if ``busy`` threads on the
-    CPU run at the same time: each of these, and each policy worker that has a core to itself, has a
-    core without a pinned actor, which could not make room for it. An actor whose environments step
-    in threads or processes of their own has an equal share of the cores, others one core. None is
-    pinned if there are fewer, and if env rows step independently, whose threads may use all."""
+    """Return the plan with the cores that each actor has, if ``busy`` threads on the CPU run at the
+    same time: each of these, and each policy worker that has a core to itself, has a core without a
+    pinned actor, which could not make room for it. An actor whose environments step in threads or
+    processes of their own has an equal share of the cores, others one core. None is pinned if there
+    are fewer, and if env rows step independently, whose threads may use all."""
     if not sampler.num_workers or config.variable_experience:
         return sampler
     share = max(0, (this_machine().cores - sampler.policy_cores - busy) // sampler.num_workers)

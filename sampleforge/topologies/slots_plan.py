@@ -116,10 +116,12 @@ def _rows_of_a_batch(config: SlotsRunConfig, spec: EnvSpec) -> int:
     """Return the number of rows whose rollouts make a batch of an asynchronous run: all those that
     two actors would have, so that learning does not depend on the cores; with pixels as many as
     make the batch of a run that samples and learns in turn."""
-    given = config.num_envs_per_worker
-    envs = usual_rows(config, spec) if given is None else given * (config.num_workers or 2)
-    if given is None and config.model.has_pixels(spec.observations):
+    if config.num_envs_per_worker is not None:
+        envs = config.num_envs_per_worker * (config.num_workers or 2)
+    elif config.model.has_pixels(spec.observations):
         envs = max(2, MOST_ROWS_OF_IMAGES // spec.num_seats)
+    else:
+        envs = usual_rows(config, spec)
     return envs * spec.num_agents
 
 
