@@ -120,6 +120,11 @@ MIN_BATCH = 1024  # env steps; Sample Factory's default
 MOST_THREADS_OF_PLANES = 4
 """Most threads of a learner with convolutions of small planes, such as MinAtar's, where a minibatch
 of 256 takes one core 20 ms. Two threads are the most that has been measured."""
+WIDE, MOST_THREADS_OF_WIDE = 256, 2
+"""Units of each layer from which on an MLP's products are worth dividing, and the most threads that
+has been measured (benchmarks/results/sac.md): two threads take 1.5 times as many updates of SAC and
+1.3 times as many minibatches of PPO, but with 128 units 1.2 and 1.1 times on cores that are idle
+else, and none on two cores beside actors."""
 ROWS_OF_VECTORS, ROWS_OF_IMAGES, MOST_ROWS_OF_IMAGES = 128, 32, 64
 """Env rows of a run that samples while it learns, on any number of cores, so that learning does not
 depend on the machine. For vectors the cost of a forward pass is mostly fixed, for images it grows
@@ -452,11 +457,13 @@ def cores_beside_actors(config: SamplingConfig, *, synchronous: bool) -> int:
 def learner_threads(model: ModelConfig, spec: EnvSpec, cores: int) -> int:
     """Return the default number of threads of a learner that has ``cores`` to itself: one per core
     for pixels, up to `MOST_THREADS_OF_PLANES` for other convolutions (MinAtar with two threads: 1.6
-    times as fast), and one for an MLP, whose layers are too small to be divided."""
+    times as fast), and for an MLP up to `MOST_THREADS_OF_WIDE`, if its layers are `WIDE`."""
     if model.has_pixels(spec.observations):
         return max(1, cores)
     if model.has_convolved(spec.observations) and model.encoder != "mlp":
         return max(1, min(cores, MOST_THREADS_OF_PLANES))
+    if min(model.widths, default=0) >= WIDE:
+        return max(1, min(cores, MOST_THREADS_OF_WIDE))
     return 1
 
 

@@ -301,12 +301,14 @@ def test_ranks_that_do_not_divide_the_batch_share_about_as_much(ranks: int) -> N
         ("planes", {"learner_threads": 3}, {16: 3}),
         ("planes", {"model": ModelConfig(encoder="mlp")}, {16: 1}),
         ("vector", {}, {16: 1}),
+        ("vector", {"model": ModelConfig(hidden_sizes=(256, 256))}, {1: 1, 2: 2, 16: 2}),
     ],
 )
 def test_a_learner_has_threads_where_they_pay(
     cores: Callable[[int], None], kind: str, given: Settings, of_cores: dict[int, int]
 ) -> None:
-    """With convolutions, on cores that nothing else uses meanwhile, or on two of five."""
+    """With convolutions or wide layers, on cores that nothing else uses meanwhile, or on two of
+    five."""
     for count, threads in of_cores.items():
         cores(count)
         assert planned(AppoConfig(**given), KINDS[kind])[1].learner_threads == threads

@@ -145,6 +145,8 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     shape = slot_shape(algorithm, config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences
     cores = cores_beside_actors(config, synchronous=False)
+    if config.heavy_updates:  # which actors wait for most of the time, so that two may use a core
+        cores = max(cores, min(2, cores_beside_actors(config, synchronous=True)))
     learners = config.num_learners * config.num_policies
     threads = config.learner_threads or learner_threads(config.model, spec, cores // learners)
     busy = beside

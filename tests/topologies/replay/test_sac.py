@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 
+from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import EnvSpec, action_specs
 from sampleforge.topologies.config import SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.replay.plan import ReplayPlan
+from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from tests.support.apex_graphs import (
     build_replay,
     learner_worker,
@@ -97,6 +99,27 @@ def test_several_box_leaves_of_any_rank_are_learned() -> None:
 def test_settings_that_cannot_take_effect_are_refused(more: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SacConfig(env="Code", **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "of_cores"),
+    [
+        ({}, {1: 1, 2: 2, 16: 2}),
+        ({"model": ModelConfig(hidden_sizes=(128, 128))}, {2: 1, 16: 1}),
+        ({"model": ModelConfig(hidden_sizes=(128, 256))}, {16: 1}),
+        ({"num_learners": 2}, {2: 1, 16: 2}),
+        ({"serial": True}, {16: 1}),
+        ({"learner_threads": 1}, {16: 1}),
+    ],
+)
+def test_wide_layers_are_computed_by_two_threads(
+    more: dict[str, Any], of_cores: dict[int, int]
+) -> None:
+    """On a core that the actors, which wait for updates, hardly use."""
+    for count, threads in of_cores.items():
+        with assumed(Machine(count)):
+            config = resolve_defaults(SacConfig(env="Code", **more), SPEC)
+            assert plan_replay(SAC, config, SPEC, "cpu").learner_threads == threads
 
 
 @pytest.mark.parametrize("config", [SacConfig(env="Code"), Td3Config(env="Code")])
