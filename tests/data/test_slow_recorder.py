@@ -56,7 +56,7 @@ def test_what_is_kept_does_not_depend_on_how_long_episodes_are(
     graph, _ = wired(slow(tmp_path / "data"))
     assert graph.recording is not None
     with caplog.at_level(logging.WARNING):
-        run_slowly(graph, 6000)
+        run_slowly(graph, 4000)
     episodes = list(open_dataset(tmp_path / "data").episodes())
     dropped = graph.recording.queue.dropped
     assert dropped.cut_episodes == 0 and 100 < len(episodes) < dropped.episodes

@@ -251,7 +251,7 @@ def test_many_sessions_in_a_row_leave_nothing(tmp_path: Path, count: int) -> Non
 @pytest.mark.multiprocess(timeout=120)
 def test_sessions_of_processes_in_a_row_leave_no_descriptor(tmp_path: Path) -> None:
     found = []
-    for i in range(6):
+    for i in range(4):
         chosen = config(tmp_path / f"{i}", serial=False, num_workers=1, train_for_env_steps=500)
         train(chosen)
         found.append(resources()[:2])

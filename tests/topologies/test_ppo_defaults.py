@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sampleforge.api import load_policy, train
-from sampleforge.cli import main
-from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
-from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies import ppo_defaults
+from sampleforge.spec import ActionSpec, EnvSpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
@@ -39,55 +35,20 @@ from sampleforge.topologies.ppo_defaults import (
     reason,
     resolve_defaults,
 )
-from sampleforge.topologies.sampler_plan import Plan
 from tests.support.graphs import resolved, spec_of
-from tests.support.pairings import plan_of
+from tests.support.ppo_plans import (
+    ATARI,
+    DISCRETE,
+    IMAGE,
+    KINDS,
+    PLANES,
+    VECTOR,
+    PpoConfig,
+    Settings,
+    planned,
+    spec,
+)
 from tests.support.variants import slow
-
-PpoConfig = AppoConfig | DdppoConfig
-Settings = dict[str, Any]
-
-
-def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False, n: int = 0) -> EnvSpec:
-    leaf = ArraySpec(shape, dtype, (n,) if n else None)
-    actions = {"action": ActionSpec("discrete", (), "int64", (3,))}
-    return EnvSpec("X-v0", {"obs": leaf}, actions, asynchronous=asynchronous)
-
-
-VECTOR = spec((8,), "float32")
-DISCRETE = spec((), "int64", n=16)
-PLANES = spec((10, 10, 4), "bool")
-IMAGE = spec((4, 84, 84), "uint8")
-ATARI = spec((4, 84, 84), "uint8", asynchronous=True)
-KINDS = {
-    "vector": VECTOR,
-    "threaded vector": spec((8,), "float32", asynchronous=True),
-    "discrete": DISCRETE,
-    "planes": PLANES,
-    "image": IMAGE,
-    "atari": ATARI,
-}
-
-
-@pytest.fixture
-def cores() -> Iterator[Callable[[int], None]]:
-    """`cores(n)`: plans are made for a machine with so many from now on."""
-    with ExitStack() as stack:
-
-        def set_to(count: int) -> None:
-            stack.close()
-            stack.enter_context(assumed(Machine(count)))
-
-        yield set_to
-
-
-def planned(config: PpoConfig, of: EnvSpec) -> tuple[PpoConfig, Plan]:
-    """The resolved config and its plan."""
-    found = resolve_defaults(config, of)
-    if isinstance(found, DdppoConfig):
-        return found, plan_of(found, of, "cpu")
-    return found, plan_of(found, of, "cpu")
-
 
 # ---- which settings ----
 
@@ -259,35 +220,6 @@ def test_minibatches_are_of_whole_rollouts_where_time_matters(core: Any, advanta
         assert not whole or found.minibatch_size % found.rollout == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 16])
-def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None:
-    cores(2)
-    config, plan = planned(DdppoConfig(num_ranks=ranks), VECTOR)
-    assert plan.num_workers == ranks and plan.envs == ROWS
-    assert plan.batch_size * ranks == BATCH
-    assert config.minibatch_size and config.minibatch_size * ranks == MINIBATCH
-    images, plan = planned(DdppoConfig(num_ranks=ranks), ATARI)
-    assert images.minibatch_size and images.minibatch_size * ranks == MINIBATCH
-    assert (plan.envs, plan.batch_size * ranks) == (ROWS, BATCH)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_ranks_with_a_core_and_images_have_the_minibatches_of_the_papers_code(ranks: int) -> None:
-    recurrent = DdppoConfig(num_ranks=ranks, model=ModelConfig(core="gru"))
-    images, plan = planned(recurrent, ATARI)
-    assert images.minibatch_size and plan.batch_size == 2 * images.minibatch_size
-    assert (plan.envs, plan.batch_size * ranks) == (ROWS, BATCH)
-
-
-@pytest.mark.parametrize("ranks", [3, 5, 12, 24, 128])
-def test_ranks_that_do_not_divide_the_batch_share_about_as_much(ranks: int) -> None:
-    for of in (VECTOR, PLANES, ATARI):
-        config, plan = planned(DdppoConfig(num_ranks=ranks), of)
-        parts = BATCH // MINIBATCH
-        assert config.minibatch_size and plan.batch_size == parts * config.minibatch_size
-        assert 0.7 * BATCH <= plan.batch_size * ranks <= 1.4 * BATCH
-
-
 @pytest.mark.parametrize(
     ("kind", "given", "of_cores"),
     [
@@ -320,20 +252,6 @@ def test_a_learner_has_threads_where_they_pay(
                 "planes": (max(1, min(count // 2, 4)), threads),
                 "vector": (1, 1),
             }[kind]
-
-
-def test_under_torchrun_the_ranks_are_those_that_it_started(
-    cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the cores of this host: all ranks must come to the same numbers."""
-    cores(64)
-    expected = resolve_defaults(DdppoConfig(num_ranks=4), VECTOR)
-    variables = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
-    for name, value in {**variables, "MASTER_ADDR": "h", "MASTER_PORT": 1}.items():
-        monkeypatch.setenv(name, str(value))
-    found = resolve_defaults(DdppoConfig(), VECTOR)
-    for name in ("num_envs_per_worker", "rollout", "minibatch_size"):
-        assert getattr(found, name) == getattr(expected, name), name
 
 
 ONE_FLAG: list[Settings] = [
@@ -466,75 +384,6 @@ def test_a_line_says_what_was_chosen_and_why(config: PpoConfig, of: EnvSpec, exp
     assert expected in reason(resolve_defaults(config, of), None, of)
 
 
-# ---- flags that are on, off or left open ----
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("typed", "async_rl", "separate"),
-    [
-        ("", None, None),
-        ("--async-rl --model.separate-critic", True, True),
-        ("--no-async-rl --model.no-separate-critic", False, False),
-        ("--async_rl --model.separate_critic", True, True),
-        ("--no_async_rl --model.no_separate_critic", False, False),
-        ("--async-rl True --model.separate-critic False", True, False),
-        ("--async-rl=False --model.separate-critic None", False, None),
-        ("--model.separate-critic --async-rl", True, True),
-    ],
-)
-def test_open_switches_are_typed_as_all_others(
-    typed: str, async_rl: bool | None, separate: bool | None
-) -> None:
-    found = parse_config("appo", ["--env", "X-v0", *typed.split()])
-    assert (found.async_rl, found.model.separate_critic) == (async_rl, separate)
-    assert parse_config("apex", ["--env", "X-v0", "--no-value-rescaling"]).value_rescaling is False
-
-
-@pytest.mark.long
-def test_open_switches_go_over_those_of_files_and_presets(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("env: X-v0\nasync-rl: true\nmodel: {separate_critic: true}\n")
-    args = ["--config", str(file)]
-    found = parse_config("appo", args)
-    assert (found.async_rl, found.model.separate_critic) == (True, True)
-    found = parse_config("appo", [*args, "--no-async-rl", "--model.no-separate-critic"])
-    assert (found.async_rl, found.model.separate_critic) == (False, False)
-    found = parse_config("appo", [*args, "--async-rl", "None"])
-    assert (found.async_rl, found.model.separate_critic) == (None, True)
-    preset = ["--preset", "pong", "--model.separate-critic"]
-    assert parse_config("appo", preset).async_rl is False
-    assert parse_config("appo", [*preset, "--async-rl"]).async_rl is True
-    assert parse_config("appo", preset).model.separate_critic is True
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("typed", "suggested"),
-    [
-        ("--async", "--async-rl"),
-        ("--no-async", "--no-async-rl"),
-        ("--asinc-rl", "--async-rl"),
-        ("--model.separate-critics", "--model.separate-critic"),
-        ("--no-model.separate-critic", "--model.no-separate-critic"),
-    ],
-)
-def test_unknown_flags_beside_them_are_answered_with_the_nearest(
-    typed: str, suggested: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "appo", "--env", "X-v0", typed]) == 2
-    shown = capsys.readouterr().err
-    assert typed in shown and suggested in shown.replace(typed, "", 1)
-
-
-@pytest.mark.long
-def test_help_shows_them_as_switches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "appo", "--help-all"]) == 0
-    shown = capsys.readouterr().out
-    assert "--async-rl, --no-async-rl " in shown
-    assert "--model.separate-critic, --model.no-separate-critic " in shown
-
-
 @pytest.mark.long
 def test_the_driver_trains_what_was_resolved_and_logs_the_line(tmp_path: Path) -> None:
     """A separate critic, though that was left open."""
@@ -577,50 +426,3 @@ def test_twenty_agents_with_large_images_need_little_memory(cores: Callable[[int
     large = spec((457, 120, 3), "uint8")
     _, plan = planned(AppoConfig(), dataclasses.replace(large, agents=names))
     assert plan.batch_size == 1280 and plan.slot_bytes < 1 << 30
-
-
-# ---- a run that goes on with another number of ranks ----
-
-
-def with_ranks(config: DdppoConfig, before: int, now: int, of: EnvSpec = VECTOR) -> list[Plan]:
-    """The plans of a run of ``before`` ranks, and of its second part with ``now`` ranks."""
-    first, plan = planned(dataclasses.replace(config, num_ranks=before), of)
-    assert isinstance(first, DdppoConfig)
-    first = dataclasses.replace(first, batch_size=plan.batch_size, num_envs_per_worker=None)
-    unset = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
-    second = ppo_defaults.for_ranks(
-        dataclasses.replace(first, num_envs_per_worker=config.num_envs_per_worker), now, unset
-    )
-    again, later = planned(second, of)
-    sizes = ("batch_size", "minibatch_size", "rollout")
-    assert all(getattr(again, size) == getattr(second, size) for size in sizes)
-    assert isinstance(again, DdppoConfig) and later.num_workers == now
-    assert again.minibatch_size and first.minibatch_size
-    steps = [1 / (first.minibatch_size * before), 1 / (again.minibatch_size * now)]
-    assert steps[1] == pytest.approx(steps[0], rel=0.1), "gradient steps per env step and epoch"
-    return [plan, later]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("core", ["none", "gru"])
-def test_other_ranks_go_on_with_the_batch_of_all(kind: str, core: str) -> None:
-    config = DdppoConfig(model=ModelConfig(core=core))  # type: ignore[arg-type]
-    for before, now in ((2, 1), (1, 2), (8, 2), (2, 8)):
-        first, later = with_ranks(config, before, now, KINDS[kind])
-        assert later.batch_size * now == first.batch_size * before
-        assert later.envs == first.envs
-    for now in (3, 5, 7):
-        first, later = with_ranks(config, 2, now, KINDS[kind])
-        assert 0.7 < later.batch_size * now / (first.batch_size * 2) < 1.4
-
-
-def test_sizes_of_a_rank_that_were_given_stay_with_other_ranks() -> None:
-    first, later = with_ranks(DdppoConfig(num_envs_per_worker=10), 2, 1)
-    assert later.rows == 10 and later.batch_size == 2 * first.batch_size
-    first, later = with_ranks(DdppoConfig(rollout=64), 2, 1)
-    assert later.rollout == 64 and later.envs == first.envs
-    first, later = with_ranks(DdppoConfig(batch_size=1024), 2, 1)
-    assert later.batch_size == 1024
-    config = DdppoConfig(num_ranks=2, batch_size=1024, rollout=128, minibatch_size=64)
-    assert ppo_defaults.for_ranks(config, 1, ()) == dataclasses.replace(config, num_ranks=1)
