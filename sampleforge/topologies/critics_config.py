@@ -26,6 +26,7 @@ class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
     heavy_updates: ClassVar[bool] = True
     # Defaults that differ from those of the parts:
     rollout: int = 16
+    weights_refresh_interval: int = 1
     usual_capacity: ClassVar[int] = 1_000_000
 
     def __post_init__(self) -> None:

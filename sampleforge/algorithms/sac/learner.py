@@ -72,10 +72,14 @@ def actor_loss(values: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     return (temperature * log_prob - values.amin(0)).mean()
 
 
-def temperature_loss(temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
-    """Return the mean of -temperature * (log pi(a|s) + target entropy) (eq. 18), [], whose gradient
-    is by the temperature alone."""
-    return -temperature * (log_prob.detach() + target_entropy).mean()
+def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Return the mean of -log temperature * (log pi(a|s) + target entropy), [], whose gradient is
+    by the temperature alone.
+
+    Equation 18 of the paper has the temperature where the authors' code, and this, has its
+    logarithm. The sign of the gradient is the same. But that of the equation becomes smaller as the
+    temperature does, and Adam takes smaller steps then (benchmarks/results/sac.md)."""
+    return -log_temperature * (log_prob.detach() + target_entropy).mean()
 
 
 class SacPasses:
@@ -190,8 +194,7 @@ class SacLearner(CriticsLearner[SacLossConfig]):
         metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
         if acts:
             assert self.temperature.log.grad is not None
-            slope = -temperature * (log_prob.mean() + self._target_entropy)
-            self.temperature.log.grad.copy_(slope)
+            self.temperature.log.grad.copy_(-(log_prob.mean() + self._target_entropy))
             metrics["grad_norm"] = self._clip_gradient(self._of_actor)
         return metrics, errors
 
@@ -214,7 +217,7 @@ class SacLearner(CriticsLearner[SacLossConfig]):
         drawn = draw(self._parameters(self.model, drawing.batch.obs), drawing.noise[1])
         values = self.critics(features.detach(), drawn.actions).float()
         temperature = self.temperature()
-        heat = temperature_loss(temperature, drawn.log_prob, self._target_entropy)
+        heat = temperature_loss(self.temperature.log, drawn.log_prob, self._target_entropy)
         self.averaging.backward(self._of_temperature.flat, heat, {"": heat.detach()}, drawing.share)
         loss = actor_loss(values, drawn.log_prob, temperature.detach())
         found = {"actor_loss": loss.detach(), "entropy": -drawn.log_prob.detach().mean()}

@@ -108,7 +108,9 @@ class Literal:
                 critic = critic + weights[b] * error**2 / 2 / rows
             own = torch.stack([self.value(self.critics, i, now, drawn[b]) for i in range(count)])
             actor = actor + (alpha.detach() * log_drawn[b] - own.min()) / rows
-            heat = heat - alpha * (log_drawn[b].detach() + config.target_entropy) / rows
+            heat = (
+                heat - self.temperature.log * (log_drawn[b].detach() + config.target_entropy) / rows
+            )
         return critic, actor, heat
 
 
