@@ -76,8 +76,8 @@ def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: 
     """Return the mean of -log temperature * (log pi(a|s) + target entropy), [], whose gradient is
     by the temperature alone.
 
-    Equation 18 of the paper has the temperature where the authors' code, and this, has its
-    logarithm. The sign of the gradient is the same. But that of the equation becomes smaller as the
+    Equation 18 of the paper has the temperature where this has its logarithm, as Stable-Baselines3
+    has. The sign of the gradient is the same. But that of the equation becomes smaller as the
     temperature does, and Adam takes smaller steps then (benchmarks/results/sac.md)."""
     return -log_temperature * (log_prob.detach() + target_entropy).mean()
 
