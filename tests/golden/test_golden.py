@@ -112,8 +112,8 @@ def machine() -> dict[str, str]:
 
 
 def records() -> list[dict[str, Any]]:
-    """Of each machine: what it is, and the hash of the weights of each algorithm that there was when
-    they were recorded."""
+    """Of each machine: what it is, and the hash of the weights of each algorithm that there was
+    then."""
     recorded: list[dict[str, Any]] = json.loads(WEIGHTS.read_text())
     return recorded
 

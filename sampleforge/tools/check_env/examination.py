@@ -36,7 +36,8 @@ from sampleforge.runtime.machine import memory_available
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import ACTION_MASK
 from sampleforge.tools.check_env import verdicts
-from sampleforge.tools.check_env.verdicts import Finding, LeafSeen, Played, Speed
+from sampleforge.tools.check_env.played import LeafSeen, Played, Speed
+from sampleforge.tools.check_env.verdicts import Finding
 
 Tell = Callable[[dict[str, Any]], None]
 

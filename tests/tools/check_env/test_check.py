@@ -17,7 +17,8 @@ from sampleforge.spec import EnvSpec
 from sampleforge.tools.check_env import examination, verdicts
 from sampleforge.tools.check_env.check import check_env
 from sampleforge.tools.check_env.examination import examine
-from sampleforge.tools.check_env.verdicts import Finding, Played, Spread
+from sampleforge.tools.check_env.played import Played, Speed, Spread
+from sampleforge.tools.check_env.verdicts import Finding
 from tests.support.broken_envs import CarelessEnv
 from tests.support.graphs import spec_of
 
@@ -228,7 +229,7 @@ def test_only_what_was_seen_before_tells_a_hidden_state_from_chance(examined: Ex
 
 
 def test_other_programs_that_slow_it_down_are_named() -> None:
-    speed = verdicts.Speed(1000.0, 32, 0.4)
+    speed = Speed(1000.0, 32, 0.4)
     noted = verdicts.throughput(speed, 2, played(1e-3))
     assert noted.verdict == "note" and "had its processor for 60% of the time" in noted.text
     waits = verdicts.throughput(speed, 2, played(1e-3, cpu=0.4))
