@@ -1,10 +1,4 @@
-"""What the learners of continuous control from a replay have in common: a policy, and critics.
-
-Where policy and critics are MLPs of one vector (`has_passes`), their passes are made by hand: each
-matrix product once, and no others. Each network is passed backward right after its forward pass,
-while its layers' outputs are near. Of the actions of the policy, only the gradient by them is
-needed, and only through the critics whose values count.
-"""
+"""What the learners of continuous control from a replay have in common: a policy, and critics."""
 
 from __future__ import annotations
 
@@ -21,126 +15,14 @@ from torch import Tensor, nn
 
 from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.critics_passes import has_passes
 from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
 from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update, to_floats
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
-from sampleforge.models.encoders import Vector, derivative
-from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_passes import DensePasses, Layer, dense_passes, is_dense, is_trained
+from sampleforge.models.forward import autocast, compiled
 from sampleforge.replay.sample_batches import ReplaySample
-from sampleforge.replay.samples import Transitions, importance_weights, share_of
-
-
-class PolicyPasses:
-    """The passes of a policy."""
-
-    def __init__(self, model: ActorCritic) -> None:
-        self._trunk = dense_passes(model.actor)
-        self._head = Layer(model.policy_weight, model.policy_bias)
-        self._features: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs [B, P] of the head for inputs ``x`` [B, F]."""
-        self._features, head = self._trunk.forward(x), self._head
-        # Of so few outputs, this order takes half the time.
-        return torch.addmm(head.bias[:, None], head.weight, self._features.t()).t()
-
-    def backward(self, by_outputs: Tensor) -> None:
-        """Set the gradients of the weights, given those of the last outputs [B, P]."""
-        assert self._features is not None
-        self._head.set_gradients(by_outputs, self._features)
-        self._trunk.backward(torch.mm(by_outputs, self._head.weight))
-
-
-class CriticPasses:
-    """The passes of one of several critics, that with the index ``number``."""
-
-    def __init__(self, critics: Critics, number: int) -> None:
-        *hidden, head = (_part(layer, number) for layer in critics.layers)
-        self._hidden, self._head = DensePasses(hidden, critics.act), Layer(*head)
-        self._features: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the values [B] of ``x`` [B, F + A], features beside actions."""
-        self._features = self._hidden.forward(x)
-        return torch.addmm(self._head.bias, self._features, self._head.transposed).squeeze(1)
-
-    def backward(self, by_values: Tensor) -> None:
-        """Set the gradients of the weights, given those of the last values [B]."""
-        assert self._features is not None
-        by_output = by_values.unsqueeze(1)
-        self._head.set_gradients(by_output, self._features)
-        self._hidden.backward(torch.mm(by_output, self._head.weight))
-
-    def add_input_gradient(self, by_values: Tensor, result: Tensor) -> None:
-        """Add to ``result`` [B, A] the gradient of the last inputs [B, F + A] by the actions, given
-        those of the values [B]. On a CPU no product is made for a value whose gradient is 0; on
-        another device the number of these is not waited for."""
-        if by_values.device.type == "cpu":
-            rows = by_values.nonzero().squeeze(1)
-        else:
-            rows = torch.arange(len(by_values), device=by_values.device)
-        columns = slice(-result.shape[1], None)
-        by_output = torch.mm(by_values.index_select(0, rows).unsqueeze(1), self._head.weight)
-        result.index_add_(0, rows, self._hidden.input_gradient(by_output, rows, columns))
-
-
-class CriticsPasses:
-    """The passes of several critics."""
-
-    def __init__(self, critics: Critics) -> None:
-        self.each = [CriticPasses(critics, number) for number in range(critics.count)]
-
-    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Return the values [N, B] of ``features`` [B, F] and ``actions`` [B, A]."""
-        x = torch.cat((features, actions), 1)
-        return torch.stack([critic.forward(x) for critic in self.each])
-
-    def fit(
-        self, features: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Set the gradients of `critic_loss`; return metrics and the errors [B]."""
-        x, rows = torch.cat((features, actions), 1), len(targets)
-        values, sizes, squares = [], [], []
-        for critic in self.each:
-            values.append(critic.forward(x))
-            errors = values[-1] - targets
-            by_values = (errors if weights is None else errors * weights) / rows
-            critic.backward(by_values)
-            sizes.append(errors.abs())
-            squares.append(torch.dot(by_values, errors))
-        size = torch.stack(sizes).mean(0)
-        metrics = {
-            "loss": 0.5 * torch.stack(squares).sum(),
-            "q_mean": torch.stack(values).mean(),
-            "td_error_mean": size.mean(),
-        }
-        return metrics, size
-
-
-def has_passes(model: ActorCritic, critics: Critics) -> bool:
-    """Return whether there are passes by hand of a policy and its critics.
-
-    There are for MLP encoders of tanh, relu or elu layers, without LayerNorm and embeddings, in
-    float32, all of whose parameters, but the standard deviation of a policy, are trained and
-    flat."""
-    encoder = critics.encoder
-    if type(encoder) is not Vector or any(True for _ in encoder.parameters()):
-        return False
-    if critics.norms is not None or derivative(critics.act) is None or not is_dense(model.actor):
-        return False
-    return is_trained(critics) and is_trained(model, (model.log_std,))
-
-
-def _part(layer: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
-    """Return weight [out, in] and bias [out] of one critic, with their gradients."""
-    weights, biases = layer
-    weight, bias = weights.detach()[number], biases.detach()[number, 0]
-    if weights.grad is not None and biases.grad is not None:
-        weight.grad, bias.grad = weights.grad[number], biases.grad[number, 0]
-    return weight, bias
-
+from sampleforge.replay.samples import Transitions, importance_weights, share_of, zeros
 
 Config = TypeVar("Config", bound=CriticsConfig)
 HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "target_rate")
@@ -183,7 +65,7 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         self.target = copy.deepcopy(critics).requires_grad_(False)
         own = {"critics": critics, "target": self.target, **(others or {})}
         super().__init__(model, config, changeable, place, own)
-        self._seed, self._share = place.noise_seed, place.share
+        self._seed, self._share, self._spec = place.noise_seed, place.share, place.spec
         self._generator = torch.Generator(place.device)
         self._of_actor = self._add_optimiser("actor_optimiser", model, self._adam)
         self._of_critics = self._add_optimiser("critic_optimiser", critics, self._adam)
@@ -227,6 +109,17 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         if drawing.weights is None:
             return Update(scalars, batch.trained)
         return Update(scalars, batch.trained, errors.cpu().numpy().astype(np.float32))
+
+    def compile(self) -> None:
+        """Compile the passes by hand, with all that is between them, for samples of the usual
+        size."""
+        assert self._passes is not None, "the config refuses --compile for other networks"
+        spec, rows = self._spec, self._config.batch_size
+        assert spec is not None and rows is not None, "resolve_defaults comes first"
+        self._passes.gradients = compiled(self._passes.gradients, self._device)
+        sample = ReplaySample(zeros(spec, rows), 1.0, trained=0)
+        for acts in {True, self._config.actor_interval == 1}:
+            self._gradients(self._drawing(sample), acts)
 
     def use_graphs(self, graphs: Graphs) -> None:
         """Compute the gradients of each sample by one of the device's ``graphs`` from now on. Only

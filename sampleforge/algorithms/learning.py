@@ -23,6 +23,8 @@ from sampleforge.algorithms.flat_parameters import (
     load_optimiser,
     optimiser_tensors,
 )
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.forward import compile_passes
 from sampleforge.models.parts import freeze_statistics, part_of
 from sampleforge.ops.masked import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather, Moments, alone
@@ -214,6 +216,11 @@ class GradientLearner(Generic[Model, Config]):
         freeze_statistics(self.model, frozen=False)
         self.held_until = None
         self.tag[RELEASED] = True
+
+    def compile(self) -> None:
+        """Have the passes of ``model`` compiled when they are first used."""
+        assert isinstance(self.model, ActorCritic), "the config refuses --compile for others"
+        compile_passes(self.model)
 
     def _check_frozen(self) -> None:
         """Raise RuntimeError if other parameters are trained than when the learner was made."""

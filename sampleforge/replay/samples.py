@@ -4,7 +4,7 @@ recurrent core, sequences with the recurrent state before them."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from sampleforge.ops.tensors import mapped, moved
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames, stack_readers
 from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 
 Indices = npt.NDArray[np.int64]
 
@@ -53,6 +54,25 @@ class Transitions:
     def pick(self, which: torch.Tensor) -> Transitions:
         """Return the transitions where ``which`` (bool [B]) is True."""
         return mapped(self, lambda column: column[which])
+
+
+def zeros(spec: EnvSpec, rows: int) -> Transitions:
+    """Return so many transitions of an environment whose numbers are all 0."""
+
+    def leaves(of: Mapping[str, ArraySpec] | Mapping[str, ActionSpec]) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.zeros((rows, *leaf.shape), dtype=getattr(torch, leaf.dtype))
+            for name, leaf in of.items()
+        }
+
+    return Transitions(
+        leaves(spec.observations),
+        leaves(spec.actions),
+        torch.zeros(rows),
+        torch.zeros(rows),
+        leaves(spec.observations),
+        torch.zeros(rows, dtype=torch.float64),
+    )
 
 
 @dataclass(frozen=True)

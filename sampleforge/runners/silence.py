@@ -95,8 +95,8 @@ class Unanswered:
             self._told[name] = 2 * limit
             if starts:
                 self._alert(
-                    f"{name} has been starting for {waited:.0f} s: it reads its data, or hangs (it "
-                    f"is replaced after {timeout:g} s)"
+                    f"{name} has been starting for {waited:.0f} s: it reads its data, compiles, or "
+                    f"hangs (it is replaced after {timeout:g} s)"
                 )
                 return
             self._alert(

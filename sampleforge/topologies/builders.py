@@ -29,7 +29,12 @@ from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.newest import SharedWeights, TaskBoard
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, ReplayRunConfig, StoredRunConfig
+from sampleforge.topologies.config import (
+    AnyConfig,
+    ReplayRunConfig,
+    SlotsRunConfig,
+    StoredRunConfig,
+)
 from sampleforge.topologies.sampler_plan import SamplerPlan, nearest_minibatch
 from sampleforge.topologies.starts import ResumePoint
 
@@ -123,7 +128,7 @@ def acting_maker(
     """Return what makes the policy of an actor (inline) or policy worker. ``seeds``: of its
     actions; ``device``: on which it acts (None: `acting_device`)."""
     sizes: tuple[int, ...] = ()
-    if getattr(network.config, "compile", False):
+    if isinstance(network.config, SlotsRunConfig) and network.config.compile:
         served = plan.num_workers if plan.inference == "worker" else 1
         shared = plan.inference == "worker" or plan.variable
         many = shared and served * plan.num_streams > 1

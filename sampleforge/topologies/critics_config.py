@@ -9,6 +9,7 @@ from sampleforge.algorithms.config import CriticsConfig
 from sampleforge.algorithms.sac.config import SacLossConfig
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.config import ConfigError, typed
+from sampleforge.models.config import CompilerConfig
 from sampleforge.topologies.config import ReplayRunConfig
 
 _NOT_FOR_CRITICS = {
@@ -19,7 +20,7 @@ _NOT_FOR_CRITICS = {
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class CriticsRunConfig(CriticsConfig, ReplayRunConfig):
+class CriticsRunConfig(CriticsConfig, CompilerConfig, ReplayRunConfig):
     """What SAC and TD3 have: actors write into a replay, a learner of continuous control draws from
     it."""
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeVar
 
+import torch
+
+from sampleforge.algorithms.critics_passes import are_dense
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.td3.algorithm import TD3
+from sampleforge.config import ConfigError
 from sampleforge.encoding import check_leaves
-from sampleforge.models.critics import check_bounded_boxes
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.critics import Critics, check_bounded_boxes
 from sampleforge.ops.distributions import action_layout
 from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.spec import EnvSpec
@@ -59,11 +64,27 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     std: Literal["state", "learned"] = "state" if isinstance(config, SacConfig) else "learned"
     model = dataclasses.replace(model, **missing, squash_actions=True, action_std=std)
     config = dataclasses.replace(config, **unset, model=model)
+    if config.compile:
+        _check_passes(config, spec)
     return dataclasses.replace(
         config,
         samples_per_insert=config.samples_of_updates,
         rollout=hindsight_rollout(config, config.rollout, spec),
     )
+
+
+def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:
+    """Raise ConfigError if the learner's passes are not those by hand, which alone are compiled."""
+    network, sizes = config.model, (spec.observations, spec.actions)
+    with torch.random.fork_rng(devices=[]):
+        policy = ActorCritic(network, *sizes, has_values=False)
+        dense = are_dense(policy, Critics(network, *sizes, config.num_critics))
+    if config.precision == "bf16" or not dense:
+        raise ConfigError(
+            "--compile: sac and td3 compile the passes of MLPs of a vector, of tanh, relu or elu "
+            "layers in fp32, and --precision, or the encoder, activation or layer norm of --model, "
+            "asks for others; leave out --compile"
+        )
 
 
 def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:

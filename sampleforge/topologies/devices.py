@@ -10,7 +10,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.peers.group import Member, Rendezvous
 from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.peers.torch_group import Backend, RendezvousStore
-from sampleforge.runtime.machine import human_bytes, resolve_device, this_machine
+from sampleforge.runtime.machine import human_bytes, lacking, resolve_device, this_machine
 from sampleforge.runtime.numa import NumaNode, node_for_group
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
@@ -98,6 +98,16 @@ def describe_learners(config: LearnersConfig, device: str) -> str:
     return f"{config.num_learners} learners on {where}, each with an equal part of every batch"
 
 
+def check_compiler(device: str) -> None:
+    """Raise ConfigError if passes on a ``device`` (cpu, cuda, cuda:N) cannot be compiled on this
+    machine."""
+    missing = lacking(device)
+    if missing:
+        raise ConfigError(
+            f"--compile compiles code for the {device}, but {missing}; or leave out --compile"
+        )
+
+
 def uses_cuda_graphs(config: SlotsRunConfig | ReplayRunConfig, device: str) -> bool:
     """Return whether a learner on ``device`` launches its work as graphs: as asked, or where it
     can. Raises ConfigError if they are asked for and cannot hold what it does."""
@@ -120,12 +130,14 @@ def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
     """Return what a graph cannot hold, each as a flag and the reason."""
     core, learners = config.model.core, config.num_learners
     annealed = {name: text for name, text in config.anneal.items() if name != "learning_rate"}
+    compiles = isinstance(config, ReplayRunConfig) and getattr(config, "compile", False)
     reasons = {
         f"--model.core {core}: its passes depend on where episodes begin": core != "none",
         f"--num-learners {learners}: it cannot hold the sums of gradients": learners > 1,
         f"--model.head {config.model.head}: it holds no code of your own": bool(config.model.head),
         "--variable-experience: batches differ in size": config.variable_experience,
         "--noisy-nets: a graph would repeat its noise": getattr(config, "noisy_nets", False),
+        "--compile: a graph of sac or td3 holds other passes": compiles,
         f"{typed('anneal', annealed)}: a graph has fixed hyperparameters": bool(annealed),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -15,7 +15,6 @@ from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
-from sampleforge.models.forward import compile_passes
 from sampleforge.models.parts import check_parts, freeze_statistics, part_of
 from sampleforge.rollouts.batch import Batches
 from sampleforge.runtime.torch_settings import usual_torch
@@ -169,7 +168,7 @@ def _compile_or_capture(config: Any, learner: Any, device: torch.device) -> None
     """Compile the passes of a learner with --compile, and have it launch its work by graphs if it
     can."""
     if getattr(config, "compile", False):
-        compile_passes(learner.model)
+        learner.compile()
     runs = isinstance(config, SlotsRunConfig | ReplayRunConfig)
     if runs and uses_cuda_graphs(config, str(device)):
         learner.use_graphs(CudaGraphs(device))

@@ -7,10 +7,9 @@ import math
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
-from sampleforge.runtime.machine import lacking
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
-from sampleforge.topologies.devices import uses_cuda_graphs
+from sampleforge.topologies.devices import check_compiler, uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
     MOST_ROWS_OF_IMAGES,
@@ -48,7 +47,8 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
     sampler = plan_sampler(config, spec, device, fills=config.batch_size)
     uses_cuda_graphs(config, device)  # refuses what cannot be
     if config.compile:
-        check_compilers(device, sampler)
+        for where in {device, device if sampler.inference == "worker" else "cpu"}:
+            check_compiler(where)
     shape = slot_shape(algorithm, config, sampler, spec)
     streams = _streams(sampler, spec)
     slots_per_batch = _slots_per_batch(config, shape, streams)
@@ -88,17 +88,6 @@ def batch_of_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, 
     sampler = plan_sampler(config, spec, device, fills=config.batch_size)
     shape = slot_shape(algorithm, config, sampler, spec)
     return _slots_per_batch(config, shape, _streams(sampler, spec)) * shape.env_steps
-
-
-def check_compilers(device: str, sampler: SamplerPlan) -> None:
-    """Raise ConfigError if the passes of learner or actors cannot be compiled on this machine."""
-    acting = device if sampler.inference == "worker" else "cpu"
-    for where in {device, acting}:
-        missing = lacking(where)
-        if missing:
-            raise ConfigError(
-                f"--compile compiles code for the {where}, but {missing}; or leave out --compile"
-            )
 
 
 def gathers_ahead(plan: Plan, *, serial: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algorithms.critics_learner import CriticPasses
+from sampleforge.algorithms.critics_passes import CriticPasses
 from sampleforge.algorithms.flat_parameters import flatten
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.critics import Critics

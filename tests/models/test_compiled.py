@@ -6,7 +6,7 @@ instead of minutes, and everything of ours is in it."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,18 @@ import torch
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import lacking
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build, spec_of, updates
 from tests.support.learners import SMALL, config, model_of
+from tests.support.pairings import plan_of
 from tests.support.processes import RunCli
 from tests.support.runs import summary, train
+from tests.support.sac import SPEC, sac_config, sac_learner, sample, td3_config, td3_learner
+
+LAYER_NORM, SILU = ModelConfig(layer_norm=True), ModelConfig(activation="silu")
 
 
 @pytest.fixture
@@ -56,6 +61,36 @@ def test_a_compiled_run_learns_what_a_plain_one_does(more: dict[str, Any]) -> No
         assert after["ratio_deviation_first"] < 1e-5
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize(
+    ("new_config", "new_learner"), [(sac_config, sac_learner), (td3_config, td3_learner)]
+)
+def test_compiled_updates_are_those_by_hand(
+    new_config: Callable[..., Any], new_learner: Callable[..., Any], activation: Any
+) -> None:
+    """Also where the policy moves in every second one, with importance weights, and after a
+    hyperparameter has changed."""
+    model = ModelConfig(hidden_sizes=(8, 8), activation=activation)
+    chosen = new_config(model=model, actor_interval=2, priority_alpha=0.6)
+    plain, compiled = new_learner(chosen), new_learner(chosen)
+    compiled.compile()
+    for number in range(6):
+        if number == 4:
+            for learner in (plain, compiled):
+                learner.change({"learning_rate": 0.01})
+        metrics = [each.update(sample(16, number), 0.5).metrics for each in (plain, compiled)]
+        assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(compiled.state()[0], plain.state()[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [{"precision": "bf16"}, {"model": LAYER_NORM}, {"model": SILU}])
+def test_passes_that_are_not_by_hand_are_not_compiled(more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--compile: sac and td3 compile the passes of MLPs"):
+        sac_config(compile=True, **more)
+
+
 @pytest.mark.usefixtures("traced_only")
 def test_a_row_in_the_middle_of_an_episode_begins_its_noise_anew_after_compiling() -> None:
     """As after a restart of a policy worker: what was computed while compiling left no noise."""
@@ -82,6 +117,8 @@ def test_a_missing_compiler_is_said_before_anything_starts(
     monkeypatch.setenv("PATH", str(tmp_path))
     small = AppoConfig(env="CartPole-v1", num_workers=1, num_envs_per_worker=4)
     build(small)
+    with pytest.raises(ConfigError, match=r"--compile .* cpu, .*no compiler"):
+        plan_of(sac_config(compile=True), SPEC, "cpu")
     with pytest.raises(ConfigError, match=r"--compile .* cpu, .*no compiler.*CXX.*install"):
         build(dataclasses.replace(small, compile=True))
     (tmp_path / "mine").touch(mode=0o755)
@@ -109,14 +146,23 @@ def test_no_debugger_gets_into_compiled_code() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_run_leaves_nothing(run_cli: RunCli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algo", "env", "more"),
+    [
+        ("appo", "CartPole-v1", ("--train-for-env-steps", "20000", "--batch-size", "512")),
+        ("td3", "Pendulum-v1", ("--train-for-env-steps", "1200", "--learning-starts", "500")),
+    ],
+)
+def test_a_compiled_run_leaves_nothing(
+    run_cli: RunCli, tmp_path: Path, algo: str, env: str, more: tuple[str, ...]
+) -> None:
     """The compiler's files are in the run's scratch folder and go with it; `run_cli` looks for
     processes."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    more = ("--compile", "--train-for-env-steps", "20000", "--batch-size", "512")
     environment = {"TMPDIR": str(temporary), "HOME": str(temporary)}
-    done = run_cli(*train("CartPole-v1", *more), timeout=900, env=environment)
+    command = train(env, "--compile", *more, algo=algo)
+    done = run_cli(*command, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["updates"] > 10
     assert list(temporary.iterdir()) == []

@@ -113,7 +113,9 @@ def test_a_worker_that_does_not_answer_is_named_ever_more_rarely() -> None:
         watch.look("learner", waited, 300.0)
     assert len(told) == 2 and "20 s" in told[1]
     watch.look("learner 1", 10.0, 3600.0, starts=True)
-    assert told[2].startswith("learner 1 has been starting for 10 s: it reads its data, or hangs")
+    assert told[2].startswith(
+        "learner 1 has been starting for 10 s: it reads its data, compiles, or hangs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from sampleforge.algorithms.critics_learner import (
     HYPERPARAMETERS,
     CriticsLearner,
-    CriticsPasses,
     Drawing,
-    PolicyPasses,
 )
+from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
 from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.config import SacLossConfig

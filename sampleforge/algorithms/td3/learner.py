@@ -11,11 +11,10 @@ from torch import Tensor
 from sampleforge.algorithms.critics_learner import (
     HYPERPARAMETERS,
     CriticsLearner,
-    CriticsPasses,
     Drawing,
-    PolicyPasses,
     flat_data,
 )
+from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.models.actor_critic import ActorCritic

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.runtime.machine import has_bf16
+from sampleforge.runtime.machine import has_bf16, lacking
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
@@ -169,6 +169,7 @@ class BenchmarkContext:
     ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
     also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
     ``bf16_may_pay``: observations are images, and the device has instructions for bfloat16;
+    ``compile_may_pay``: passes by hand of a learner on the CPU are not compiled, and can be;
     ``max_policy_lag``: None if experience of any age is learned from; ``num_replay_shards``: those
     of each policy, 0 without a replay; ``one_per_process``: a worker can have one env row only."""
 
@@ -192,6 +193,7 @@ class BenchmarkContext:
     max_policy_lag: int | None = None
     num_replay_shards: int = 0
     one_per_process: bool = False
+    compile_may_pay: bool = False
 
     @property
     def waits_for_more(self) -> bool:
@@ -207,7 +209,9 @@ class BenchmarkContext:
     ) -> BenchmarkContext:
         """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
         Flags that the config does not have count as 1 or unset, so that they are not advised."""
-        has, groups = vars(config), graph.groups
+        has, groups, model = vars(config), graph.groups, config.model
+        dense = not model.has_convolved(spec.observations) and not model.layer_norm
+        heavy_on_cpu = config.heavy_updates and plan.device == "cpu" and dense
         return cls(
             num_workers=plan.num_workers,
             num_envs_per_worker=plan.num_splits * plan.rows,
@@ -229,6 +233,7 @@ class BenchmarkContext:
             max_policy_lag=groups[0].max_policy_lag,
             num_replay_shards=has.get("num_replay_shards", 0),
             one_per_process=spec.one_per_process,
+            compile_may_pay=heavy_on_cpu and has["compile"] is False and lacking("cpu") is None,
         )
 
 
@@ -411,6 +416,7 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext, gpu: float)
             (context.num_epochs > 1, half_epochs),
             (larger, f"--minibatch-size {minibatch}"),
             (cpu and spare, f"--learner-threads {context.learner_threads + 1}"),
+            (context.compile_may_pay, "--compile"),
             (bf16, "--precision bf16"),
             (several or not context.ranks, more_rows),
         ],

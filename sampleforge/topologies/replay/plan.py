@@ -15,7 +15,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.devices import describe_learners, uses_cuda_graphs
+from sampleforge.topologies.devices import check_compiler, describe_learners, uses_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
     cores_beside_actors,
@@ -134,6 +134,8 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
     uses_cuda_graphs(config, device)  # refuses what cannot be
+    if getattr(config, "compile", False):
+        check_compiler(device)
     _check_parts(config.batch_size, config.num_learners)
     beside = config.num_policies * config.num_replay_shards + len(config.datasets)
     sampler = plan_sampler(config, spec, device, others=beside)

@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 
 from sampleforge.api import train
+from sampleforge.models.config import ModelConfig
 from sampleforge.run.reports.verdict import BenchmarkContext, Roles, stages, verdict
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
 from sampleforge.tools.benchmark.benchmark import RandomActions
 from sampleforge.tools.benchmark.table import WIDTH, render
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AppoConfig, SacConfig
+from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import COUNTERS
-from tests.support.graphs import build
+from sampleforge.topologies.starts import ResumePoint
+from tests.support.graphs import build, one_policy, spec_of
+from tests.support.pairings import plan_of, wire_of
 
 SETTING = BenchmarkContext(
     num_workers=2,
@@ -158,6 +162,22 @@ def test_the_remedies_for_a_slow_learner_are_flags_in_the_order_to_try() -> None
         "--batch-size 4096",
     )
     assert "--learner-threads 2" not in judge(columns=BEHIND, idle=1.0, device="cuda").flags
+
+
+@pytest.mark.parametrize(
+    ("more", "pays"),
+    [({}, True), ({"compile": True}, False), ({"model": ModelConfig(layer_norm=True)}, False)],
+)
+def test_a_learner_whose_passes_are_by_hand_is_advised_to_compile_them(
+    more: dict[str, Any], pays: bool
+) -> None:
+    spec = spec_of(SacConfig(env="Pendulum-v1"))
+    config = resolve_defaults(SacConfig(env="Pendulum-v1", **more), spec)
+    plan = plan_of(config, spec)
+    graph = wire_of(config, plan, spec, *one_policy(ResumePoint(1)))
+    assert BenchmarkContext.of(config, plan, spec, graph).compile_may_pay is pays
+    advised = judge(free=0.0, columns=BEHIND, compile_may_pay=pays).flags
+    assert ("--compile" in advised) is pays
 
 
 def test_when_no_worker_waits_the_cores_are_full() -> None:
