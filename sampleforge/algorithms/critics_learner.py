@@ -111,12 +111,18 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         return Update(scalars, batch.trained, errors.cpu().numpy().astype(np.float32))
 
     def compile(self) -> None:
-        """Compile the passes by hand, with all that is between them, for samples of the usual
-        size."""
+        """Compile the passes by hand, with all that is between them, for samples of the usual size;
+        smaller ones, of which items were overwritten, are computed as before."""
         assert self._passes is not None, "the config refuses --compile for other networks"
         spec, rows = self._spec, self._config.batch_size
         assert spec is not None and rows is not None, "resolve_defaults comes first"
-        self._passes.gradients = compiled(self._passes.gradients, self._device)
+        plain = self._passes.gradients
+        whole = compiled(plain, self._device)
+
+        def gradients(drawing: Drawing, *rest: Any) -> Any:
+            return (whole if len(drawing.batch.returns) == rows else plain)(drawing, *rest)
+
+        self._passes.gradients = gradients
         sample = ReplaySample(zeros(spec, rows), 1.0, trained=0)
         for acts in {True, self._config.actor_interval == 1}:
             self._gradients(self._drawing(sample), acts)

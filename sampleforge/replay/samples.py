@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,21 +58,24 @@ class Transitions:
 
 
 def zeros(spec: EnvSpec, rows: int) -> Transitions:
-    """Return so many transitions of an environment whose numbers are all 0."""
+    """Return so many transitions of an environment, all of whose numbers are 0, in the layout of
+    those that are drawn: stacked leaves last."""
 
-    def leaves(of: Mapping[str, ArraySpec] | Mapping[str, ActionSpec]) -> dict[str, torch.Tensor]:
+    def leaves(of: Mapping[str, ArraySpec | ActionSpec]) -> dict[str, torch.Tensor]:
+        last = sorted(of, key=lambda name: getattr(of[name], "stack", None) is not None)
         return {
-            name: torch.zeros((rows, *leaf.shape), dtype=getattr(torch, leaf.dtype))
-            for name, leaf in of.items()
+            name: torch.zeros((rows, *of[name].shape), dtype=getattr(torch, of[name].dtype))
+            for name in last
         }
 
+    number = partial(torch.zeros, rows, dtype=torch.float32)
     return Transitions(
         leaves(spec.observations),
         leaves(spec.actions),
-        torch.zeros(rows),
-        torch.zeros(rows),
+        number(),
+        number(),
         leaves(spec.observations),
-        torch.zeros(rows, dtype=torch.float64),
+        torch.ones(rows, dtype=torch.float64),
     )
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeVar
 
-import torch
-
 from sampleforge.algorithms.critics_passes import are_dense
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.td3.algorithm import TD3
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.encoding import check_leaves
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, check_bounded_boxes
+from sampleforge.models.encoders import to_be_loaded
 from sampleforge.ops.distributions import action_layout
 from sampleforge.replay.hindsight import hindsight_rollout
+from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import seeded
 from sampleforge.topologies.critics_config import CriticsRunConfig, SacConfig
 from sampleforge.topologies.registry import REPLAY, Pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
@@ -74,17 +75,26 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
 
 
 def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:
-    """Raise ConfigError if the learner's passes are not those by hand, which alone are compiled."""
-    network, sizes = config.model, (spec.observations, spec.actions)
-    with torch.random.fork_rng(devices=[]):
-        policy = ActorCritic(network, *sizes, has_values=False)
-        dense = are_dense(policy, Critics(network, *sizes, config.num_critics))
-    if config.precision == "bf16" or not dense:
+    """Raise ConfigError if the passes of a learner of any agents are not those by hand, which alone
+    are compiled."""
+    if config.freeze and config.unfreeze_after is None:
         raise ConfigError(
-            "--compile: sac and td3 compile the passes of MLPs of a vector, of tanh, relu or elu "
-            "layers in fp32, and --precision, or the encoder, activation or layer norm of --model, "
-            "asks for others; leave out --compile"
+            f"{typed('freeze', config.freeze)} --compile: sac and td3 compile the passes of "
+            "networks that are trained as a whole; leave out one of the two"
         )
+    for group in spec.agent_groups:
+        network, sizes = config.model, (group.observations, group.actions)
+        with seeded(0), usual_torch(), to_be_loaded():
+            policy = ActorCritic(network, *sizes, has_values=False)
+            dense = are_dense(policy, Critics(network, *sizes, config.num_critics))
+        usual = "bf16" if network.has_pixels(group.observations) else "fp32"  # on some devices
+        precision = usual if config.precision == "auto" else config.precision
+        if precision == "bf16" or not dense:
+            raise ConfigError(
+                "--compile: sac and td3 compile the passes of MLPs of a vector, of tanh, relu or "
+                "elu layers in fp32, and --precision, or the encoder, activation or layer norm of "
+                "--model, asks for others; leave out --compile"
+            )
 
 
 def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:

@@ -17,7 +17,7 @@ from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
 from sampleforge.models.parts import check_parts, freeze_statistics, part_of
 from sampleforge.rollouts.batch import Batches
-from sampleforge.runtime.torch_settings import usual_torch
+from sampleforge.runtime.torch_settings import limit_threads, usual_torch
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.builders import NetworkMaker, policy_seed, seeded
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
@@ -137,7 +137,10 @@ class LearnerMaker:
             share=self.share,
             device=str(device),
         )
-        _compile_or_capture(self.network.config, learner, device)
+        if getattr(self.network.config, "compile", False):
+            limit_threads(self.plan.learner_threads)  # compiled code is for that number
+            learner.compile()
+        _use_graphs(self.network.config, learner, device)
         if start.resume is None:
             if self.fit is not None:
                 self.fit(learner, self.batches)
@@ -164,11 +167,8 @@ def learner_makers(
     ]
 
 
-def _compile_or_capture(config: Any, learner: Any, device: torch.device) -> None:
-    """Compile the passes of a learner with --compile, and have it launch its work by graphs if it
-    can."""
-    if getattr(config, "compile", False):
-        learner.compile()
+def _use_graphs(config: Any, learner: Any, device: torch.device) -> None:
+    """Have a learner launch its work by graphs if it can."""
     runs = isinstance(config, SlotsRunConfig | ReplayRunConfig)
     if runs and uses_cuda_graphs(config, str(device)):
         learner.use_graphs(CudaGraphs(device))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.sampling import sampling
@@ -20,10 +21,13 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import lacking
 from sampleforge.shared.newest import SharedWeights
-from sampleforge.topologies.config import AppoConfig
-from tests.support.graphs import build, spec_of, updates
+from sampleforge.spec import ArraySpec
+from sampleforge.topologies.config import AppoConfig, SacConfig
+from sampleforge.topologies.critics_defaults import resolve_defaults
+from sampleforge.topologies.starts import ResumePoint
+from tests.support.graphs import build, one_policy, spec_of, updates
 from tests.support.learners import SMALL, config, model_of
-from tests.support.pairings import plan_of
+from tests.support.pairings import plan_of, wire_of
 from tests.support.processes import RunCli
 from tests.support.runs import summary, train
 from tests.support.sac import SPEC, sac_config, sac_learner, sample, td3_config, td3_learner
@@ -71,24 +75,63 @@ def test_compiled_updates_are_those_by_hand(
     new_config: Callable[..., Any], new_learner: Callable[..., Any], activation: Any
 ) -> None:
     """Also where the policy moves in every second one, with importance weights, and after a
-    hyperparameter has changed."""
+    hyperparameter has changed. Nothing is compiled after the start, for a smaller sample either."""
     model = ModelConfig(hidden_sizes=(8, 8), activation=activation)
-    chosen = new_config(model=model, actor_interval=2, priority_alpha=0.6)
+    chosen = new_config(model=model, actor_interval=2, priority_alpha=0.6, batch_size=16)
     plain, compiled = new_learner(chosen), new_learner(chosen)
     compiled.compile()
+    graphs = counters["stats"]["unique_graphs"]
     for number in range(6):
         if number == 4:
             for learner in (plain, compiled):
                 learner.change({"learning_rate": 0.01})
-        metrics = [each.update(sample(16, number), 0.5).metrics for each in (plain, compiled)]
+        drawn = sample(16 - number // 5, number, reward=torch.zeros(16 - number // 5))
+        metrics = [each.update(drawn, 0.5).metrics for each in (plain, compiled)]
         assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-6)
     torch.testing.assert_close(compiled.state()[0], plain.state()[0], rtol=1e-4, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("traced_only")
+def test_compiled_code_is_for_the_threads_with_which_the_learner_learns() -> None:
+    """It would be compiled anew for another number, in the first update."""
+    config = sac_config(compile=True, learner_threads=2)
+    plan = plan_of(config, SPEC, "cpu")
+    graph = wire_of(config, plan, SPEC, *one_policy(ResumePoint(1)))
+    (node,) = graph.having("learner")
+    worker: Any = node.worker
+    before = torch.get_num_threads()
+    try:
+        worker.start()
+        graphs = counters["stats"]["unique_graphs"]
+        learner = worker._worker._learner
+        learner.update(sample(256), 0.0)
+        assert torch.get_num_threads() == 2 and counters["stats"]["unique_graphs"] == graphs > 0
+    finally:
+        worker.close()
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("more", [{"precision": "bf16"}, {"model": LAYER_NORM}, {"model": SILU}])
 def test_passes_that_are_not_by_hand_are_not_compiled(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--compile: sac and td3 compile the passes of MLPs"):
         sac_config(compile=True, **more)
+
+
+def test_networks_that_are_not_trained_as_a_whole_are_not_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"--freeze encoder --compile: .* as a whole"):
+        sac_config(compile=True, freeze=("encoder",))
+    assert sac_config(compile=True, freeze=("encoder",), unfreeze_after=100).compile
+
+
+@pytest.mark.parametrize("leaf", [ArraySpec((5000,), "float32"), ArraySpec((8, 8, 3), "uint8")])
+def test_the_networks_of_all_agents_are_looked_at(leaf: ArraySpec) -> None:
+    other = dataclasses.replace(SPEC, observations={"obs": leaf})
+    spec = dataclasses.replace(SPEC, other_groups=(other,))
+    model = ModelConfig(hidden_sizes=(8, 8), encoder="mlp")
+    with pytest.raises(ConfigError, match="compile the passes of MLPs"):
+        resolve_defaults(SacConfig(env="Code", compile=True, model=model), spec)
 
 
 @pytest.mark.usefixtures("traced_only")

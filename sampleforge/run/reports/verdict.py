@@ -4,19 +4,22 @@ which is the bottleneck and the flags to try, by rules on the table and the queu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.runtime.machine import has_bf16, lacking
+from sampleforge.config import ConfigError
+from sampleforge.runtime.machine import has_bf16
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.devices import check_compiler
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.graph import Role as WorkerRole
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.sampler_plan import Plan
 
@@ -169,7 +172,7 @@ class BenchmarkContext:
     ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
     also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
     ``bf16_may_pay``: observations are images, and the device has instructions for bfloat16;
-    ``compile_may_pay``: passes by hand of a learner on the CPU are not compiled, and can be;
+    ``compile_may_pay``: the passes by hand of heavy updates on a CPU are not compiled, and can be;
     ``max_policy_lag``: None if experience of any age is learned from; ``num_replay_shards``: those
     of each policy, 0 without a replay; ``one_per_process``: a worker can have one env row only."""
 
@@ -209,9 +212,8 @@ class BenchmarkContext:
     ) -> BenchmarkContext:
         """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
         Flags that the config does not have count as 1 or unset, so that they are not advised."""
-        has, groups, model = vars(config), graph.groups, config.model
-        dense = not model.has_convolved(spec.observations) and not model.layer_norm
-        heavy_on_cpu = config.heavy_updates and plan.device == "cpu" and dense
+        has, groups = vars(config), graph.groups
+        uncompiled = plan.device == "cpu" and has.get("compile") is False
         return cls(
             num_workers=plan.num_workers,
             num_envs_per_worker=plan.num_splits * plan.rows,
@@ -233,8 +235,19 @@ class BenchmarkContext:
             max_policy_lag=groups[0].max_policy_lag,
             num_replay_shards=has.get("num_replay_shards", 0),
             one_per_process=spec.one_per_process,
-            compile_may_pay=heavy_on_cpu and has["compile"] is False and lacking("cpu") is None,
+            compile_may_pay=uncompiled and config.heavy_updates and _can_compile(config, spec),
         )
+
+
+def _can_compile(config: AnyConfig, spec: EnvSpec) -> bool:
+    """Return whether the same run may have --compile."""
+    change: Any = {"compile": True}
+    try:
+        check_compiler("cpu")
+        pairing(config).resolve_defaults(replace(config, **change), spec)
+    except ConfigError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

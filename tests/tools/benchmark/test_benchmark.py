@@ -166,7 +166,14 @@ def test_the_remedies_for_a_slow_learner_are_flags_in_the_order_to_try() -> None
 
 @pytest.mark.parametrize(
     ("more", "pays"),
-    [({}, True), ({"compile": True}, False), ({"model": ModelConfig(layer_norm=True)}, False)],
+    [
+        ({}, True),
+        ({"compile": True}, False),
+        ({"model": ModelConfig(layer_norm=True)}, False),
+        ({"model": ModelConfig(activation="silu")}, False),
+        ({"num_learners": 2}, False),
+        ({"freeze": ("encoder",)}, False),
+    ],
 )
 def test_a_learner_whose_passes_are_by_hand_is_advised_to_compile_them(
     more: dict[str, Any], pays: bool
