@@ -130,16 +130,19 @@ TOPOLOGIES: dict[str, tuple[Callable[..., AnyConfig], dict[str, Any]]] = {
     [("appo", True), ("ddppo", False), slow("appo", False), slow("ddppo", True)],
 )
 def test_weights_do_not_depend_on_the_bounds(name: str, squash: bool, tmp_path: Path) -> None:
-    """Equal to the bit for powers of two; else to the rounding of the environment's actions."""
+    """Equal to the bit for powers of two; else to the rounding of the environment's actions, as
+    long as it puts no sample on the other side of a clipped ratio."""
     make, more = TOPOLOGIES[name]
     more = {**more, "model": ModelConfig(hidden_sizes=(16,), squash_actions=squash)}
     plain = weights(make, tmp_path, 1.0, **more)
     for bound in (2.0**-7, 2.0**17):
         other = weights(make, tmp_path, bound, **more)
         assert all(torch.equal(plain[n], other[n]) for n in plain), bound
+    more["train_for_env_steps"] = 1000
+    plain = weights(make, tmp_path / "short", 1.0, **more)
     for bound in (0.01, 1e5):
-        other = weights(make, tmp_path, bound, **more)
-        assert all(torch.allclose(plain[n], other[n], atol=2e-4) for n in plain), bound
+        other = weights(make, tmp_path / "short", bound, **more)
+        assert all(torch.allclose(plain[n], other[n], atol=1e-5) for n in plain), bound
 
 
 @pytest.mark.long
