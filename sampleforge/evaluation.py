@@ -28,7 +28,8 @@ from sampleforge.run.recording import PlayRecorder
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.runtime.torch_settings import limit_threads, usual_torch
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.policy_roles import roles_of_policies
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
     EpisodePolicy,

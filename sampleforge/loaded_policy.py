@@ -36,7 +36,8 @@ from sampleforge.run.folder.trust import (
 )
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
-from sampleforge.topologies.config import OPPONENT, AnyConfig, roles_of_policies
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.policy_roles import OPPONENT, roles_of_policies
 from sampleforge.topologies.registry import pairing
 
 Array = np.ndarray[Any, Any]

@@ -113,7 +113,7 @@ def follower_graph(
     ConfigError if this rank was started with other settings."""
     from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.run.beginning import plan_run
-    from sampleforge.topologies.config import ONLY_POLICY
+    from sampleforge.topologies.policy_roles import ONLY_POLICY
     from sampleforge.topologies.registry import pairing_over
     from sampleforge.topologies.starts import PolicyStart, ResumePoint
     from sampleforge.workers.callback import RunHooks, for_workers

@@ -23,7 +23,7 @@ from sampleforge.run.folder.checkpoint import (
     model_tensors,
 )
 from sampleforge.run.folder.files import write_atomically, write_json, writing
-from sampleforge.topologies.config import OPPONENT
+from sampleforge.topologies.policy_roles import OPPONENT
 
 if TYPE_CHECKING:
     import torch

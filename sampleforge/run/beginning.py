@@ -16,14 +16,10 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import ResumeCheckpoint
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
-from sampleforge.topologies.config import (
-    AnyConfig,
-    PolicyRoles,
-    ReplayRunConfig,
-    roles_of_policies,
-)
+from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.learner_maker import freeze
+from sampleforge.topologies.policy_roles import PolicyRoles, roles_of_policies
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
 from sampleforge.topologies.starts import (

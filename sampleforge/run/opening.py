@@ -25,9 +25,10 @@ from sampleforge.run.folder.initial import (
 from sampleforge.run.folder.replays import Replays
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.spec import EnvSpec, with_action_units
-from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.datasets import check_datasets
 from sampleforge.topologies.evaluator import check_evaluation
+from sampleforge.topologies.policy_roles import OPPONENT, PolicyRoles
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.starts import ResumePoint
 

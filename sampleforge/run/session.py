@@ -20,7 +20,8 @@ from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.due import ReportTimes
 from sampleforge.run.reports.metrics import evaluations
 from sampleforge.run.reports.reporter import RunFiles
-from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.policy_roles import roles_of_policies
 
 if TYPE_CHECKING:
     from sampleforge.runners.base import Runner

@@ -12,7 +12,7 @@ import torch
 from sampleforge.algorithms.learning import Learner
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import OPPONENT, PolicyRoles
+from sampleforge.topologies.policy_roles import OPPONENT, PolicyRoles
 from sampleforge.workers.learner import Save
 from sampleforge.workers.learner_change import LearnerChange
 

@@ -21,8 +21,9 @@ from sampleforge.runners.base import RunnerContext
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import ONLY_POLICY, AppoConfig, DdppoConfig
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.policy_roles import ONLY_POLICY
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart, ResumePoint

@@ -14,8 +14,9 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.builders import other_agent_groups
-from sampleforge.topologies.config import AppoConfig, roles_of_policies
+from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.policy_roles import roles_of_policies
 from sampleforge.topologies.starts import PolicyStart, ResumePoint, frozen_starts, seed_of_policy
 from tests.support.envs import code_reward
 from tests.support.graphs import forget, spec_of

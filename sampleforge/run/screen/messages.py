@@ -17,7 +17,7 @@ from sampleforge.run.folder.files import LineFile
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.run.folder.trust import imports_code
 from sampleforge.run.screen.progress import duration, number
-from sampleforge.topologies.config import policy_ids
+from sampleforge.topologies.policy_roles import policy_ids
 from sampleforge.version import __version__
 
 if TYPE_CHECKING:
