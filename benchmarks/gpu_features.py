@@ -94,6 +94,7 @@ PAIRS = [
     Pair("pqn", "default", [*BREAKOUT, *SLOTS]),
     Pair("sac", "default", [*PENDULUM, *REPLAY]),
     Pair("sac", "policy worker", [*PENDULUM, *REPLAY, *WORKER]),
+    Pair("crossq", "default", [*PENDULUM, *REPLAY]),
     Pair("td3", "default", [*PENDULUM, *REPLAY]),
     Pair("ddppo", "one rank", [*BREAKOUT, *RANKS, "--num-ranks", "1"]),
     Pair("ddppo", "two ranks", [*BREAKOUT, *RANKS, "--num-ranks", "2"]),

@@ -57,7 +57,7 @@ def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False) -> E
     return EnvSpec("X-v0", {"obs": leaf}, actions, asynchronous=asynchronous)
 
 
-CONTINUOUS = ("sac", "td3")
+CONTINUOUS = ("sac", "crossq", "td3")
 """Algorithms of Box actions alone."""
 BOXES = {"action": ActionSpec("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))}
 VECTORS, PLANES = spec((8,), "float32"), spec((10, 10, 4), "bool")

@@ -25,7 +25,14 @@ from sampleforge.api import Trainer
 from sampleforge.models import normaliser
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops import far_values
-from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, SacConfig, Td3Config
+from sampleforge.topologies.config import (
+    ApexConfig,
+    AppoConfig,
+    CrossqConfig,
+    DdppoConfig,
+    SacConfig,
+    Td3Config,
+)
 
 COMMON: dict[str, Any] = {
     **{"env": "tests.support.spike_envs:HardSpikeEnv", "serial": True, "device": "cpu"},
@@ -50,6 +57,7 @@ ALGOS: dict[str, tuple[type[Any], dict[str, Any]]] = {
         },
     ),
     "sac": (SacConfig, CRITICS),
+    "crossq": (CrossqConfig, CRITICS),
     "td3": (Td3Config, CRITICS),
 }
 SPIKES: tuple[tuple[str, float, tuple[int, ...]], ...] = (

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sampleforge.topologies.config import (
         ApexConfig,
         AppoConfig,
+        CrossqConfig,
         DdppoConfig,
         MarwilConfig,
         PqnConfig,
@@ -38,6 +39,7 @@ _HOMES = {
     "AppoConfig": "sampleforge.topologies.config",
     "Callback": "sampleforge.run.callback",
     "ConfigError": "sampleforge.config",
+    "CrossqConfig": "sampleforge.topologies.config",
     "DdppoConfig": "sampleforge.topologies.config",
     "EpisodeHandle": "sampleforge.workers.hooks",
     "LearnerUpdate": "sampleforge.workers.hooks",
@@ -61,6 +63,7 @@ __all__ = [
     "AppoConfig",
     "Callback",
     "ConfigError",
+    "CrossqConfig",
     "DdppoConfig",
     "EpisodeHandle",
     "LearnerUpdate",

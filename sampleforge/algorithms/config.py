@@ -100,9 +100,6 @@ class CriticsConfig(ReplayConfig):
     --samples-per-insert, which counts transitions."""
     num_critics: int = 2
     """Number of critics; targets take the smallest of their values."""
-    target_rate: float = 0.005
-    """Fraction of the way that the target networks move to theirs after a gradient step (tau),
-    above 0 to 1."""
     actor_interval: int = 1
     """The policy is updated in one of so many gradient steps (td3: its targets as well)."""
     learning_rate: float = 3e-4
@@ -117,7 +114,6 @@ class CriticsConfig(ReplayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_critics actor_interval", low=1)
-        check_range(self, "target_rate", low=0, high=1, above=True)
         check_range(self, "updates_per_env_step learning_rate adam_eps", low=0, above=True)
         check_range(self, "max_grad_norm", low=0)
         if self.samples_per_insert not in ("auto", self.samples_of_updates):
@@ -131,3 +127,16 @@ class CriticsConfig(ReplayConfig):
         """The ``samples_per_insert`` that ``updates_per_env_step`` stands for; None before the
         defaults are resolved."""
         return None if self.batch_size is None else self.updates_per_env_step * self.batch_size
+
+
+@dataclass(frozen=True)
+class TargetsConfig(CriticsConfig):
+    """Critics whose targets are values of slowly changing copies of them."""
+
+    target_rate: float = 0.005
+    """Fraction of the way that the target networks move to theirs after a gradient step (tau),
+    above 0 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "target_rate", low=0, high=1, above=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
-from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.config import CriticsConfig, TargetsConfig
 from sampleforge.algorithms.critics_passes import has_passes
 from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
 from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update, to_floats
@@ -25,9 +25,11 @@ from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions, importance_weights, share_of, zeros
 
 Config = TypeVar("Config", bound=CriticsConfig)
-HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "target_rate")
+HYPERPARAMETERS = ("learning_rate", "max_grad_norm")
 """Those that can change during the training. The discount is not among them, because the n-step
 returns of stored experience depend on it."""
+TARGET_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_rate")
+"""The same of learners with target networks."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Drawing:
 
 
 class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
-    """The policy (``model``), critics and target critics, each with Adam.
+    """The policy (``model``) and critics, each with Adam, and target critics; if the config is no
+    `TargetsConfig`, ``target`` is the critics themselves.
 
     See `GradientLearner`. The gradients of an update are all taken at the weights before it. The
     noise of an update follows from the place's ``noise_seed`` and ``version``. ``others``: further
@@ -58,18 +61,21 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         critics: Critics,
         config: Config,
         place: LearnerPlace,
-        changeable: tuple[str, ...] = HYPERPARAMETERS,
+        changeable: tuple[str, ...],
         others: Mapping[str, nn.Module] | None = None,
     ) -> None:
         self.critics = critics
-        self.target = copy.deepcopy(critics).requires_grad_(False)
-        own = {"critics": critics, "target": self.target, **(others or {})}
+        own = {"critics": critics, **(others or {})}
+        self.target = critics
+        has_target = isinstance(config, TargetsConfig)
+        if has_target:
+            self.target = own["target"] = copy.deepcopy(critics).requires_grad_(False)
         super().__init__(model, config, changeable, place, own)
         self._seed, self._share, self._spec = place.noise_seed, place.share, place.spec
         self._generator = torch.Generator(place.device)
         self._of_actor = self._add_optimiser("actor_optimiser", model, self._adam)
         self._of_critics = self._add_optimiser("critic_optimiser", critics, self._adam)
-        self._averaged = flat_data(self.target, critics)
+        self._averaged = flat_data(self.target, critics) if has_target else []
         self._passes: Any = None  # a subclass's, by hand
         self._graphed: dict[bool, CapturedWork] = {}
 
@@ -105,7 +111,7 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         scalars |= {**self._step_unless(not finite, taken), "beta": batch.beta}
         if not finite:
             return Update(scalars, batch.trained)
-        self._average_targets(acts)
+        self._follow(acts)
         if drawing.weights is None:
             return Update(scalars, batch.trained)
         return Update(scalars, batch.trained, errors.cpu().numpy().astype(np.float32))
@@ -166,16 +172,14 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
     def _gradients(self, drawing: Drawing, acts: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Compute the gradients of all losses, of the policy's if the update ``acts``: moves the
         policy as well. Return the metrics, and the errors [B]."""
-        batch = drawing.batch
-        targets = self._targets(batch, drawing.noise[0])
         with autocast(self._device, self._precision):
-            features = self.critics.features(self._normalised(batch.obs))
+            features = self.critics.features(self._normalised(drawing.batch.obs))
             metrics: dict[str, Tensor] = {}
             if acts:
                 metrics |= self._differentiate_actor(drawing, features)
                 metrics["grad_norm"] = self._clip_gradient(self._of_actor)
-            values = self.critics(features, unit_actions(self.critics.layout, batch.actions))
-        values = values.float()
+            actions = unit_actions(self.critics.layout, drawing.batch.actions)
+            values, targets = self._values(drawing, features, actions)
         loss = critic_loss(values, targets, drawing.weights)
         errors = (values.detach() - targets).abs().mean(0)
         found = {
@@ -186,6 +190,12 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         metrics |= self.averaging.backward(self._of_critics.flat, loss, found, drawing.share)
         metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
         return metrics, errors
+
+    def _values(self, drawing: Drawing, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values [N, B] of ``features`` [B, F] and ``actions`` [B, A], and their targets
+        [B], without gradient."""
+        targets = self._targets(drawing.batch, drawing.noise[0])
+        return self.critics(features, actions).float(), targets
 
     def _targets(self, batch: Transitions, noise: Tensor) -> Tensor:
         """Return the targets [B] of the critics, without gradient."""
@@ -214,14 +224,15 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         drawn = torch.empty(shape, device=self._device).normal_(generator=self._generator)
         return drawn[:, self._share.learner]
 
-    def _average_targets(self, acts: bool) -> None:
-        """Move the target critics towards the critics, after an update that moved the policy or
-        not."""
+    def _follow(self, acts: bool) -> None:
+        """Have what follows the critics follow them, after an update that moved the policy or not:
+        the target critics move towards them."""
         self._move_towards(self._averaged, self._of_critics)
 
     @torch.no_grad()
     def _move_towards(self, data: list[Tensor], source: Optimiser) -> None:
         """Move the ``data`` of a target network by ``target_rate`` of the way to its source."""
+        assert isinstance(self._config, TargetsConfig)
         own = [chunk.data for chunk in source.flat.chunks]
         torch._foreach_lerp_(data, own, self._config.target_rate)
 
@@ -230,11 +241,12 @@ class CriticsLearner(GradientLearner[ActorCritic, Config], Generic[Config]):
         self._seed = seed
 
 
-def new_critics(config: Any, place: LearnerPlace) -> Critics:
+def new_critics(config: Any, place: LearnerPlace, *, renormed: bool = False) -> Critics:
     """Return the critics of a run with their initial weights, from torch's global generator."""
     spec = place.spec
     assert spec is not None
-    return Critics(config.model, spec.observations, spec.actions, config.num_critics)
+    sizes = spec.observations, spec.actions, config.num_critics
+    return Critics(config.model, *sizes, renormed=renormed)
 
 
 def flat_data(target: nn.Module, network: nn.Module) -> list[Tensor]:

@@ -8,13 +8,17 @@ values count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics
-from sampleforge.models.encoders import Vector, derivative
+from sampleforge.models.encoders import Activation, Vector, derivative
 from sampleforge.models.mlp_passes import DensePasses, Layer, dense_passes, is_dense, is_trained
+
+Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class PolicyPasses:
@@ -39,11 +43,13 @@ class PolicyPasses:
 
 
 class CriticPasses:
-    """The passes of one of several critics, that with the index ``number``."""
+    """The passes of one of several critics, that with the index ``number``; ``layers``: weight [N,
+    out, in] and bias [N, 1, out] of each, as `Critics` has them, with an activation between
+    them."""
 
-    def __init__(self, critics: Critics, number: int) -> None:
-        *hidden, head = (_part(layer, number) for layer in critics.layers)
-        self._hidden, self._head = DensePasses(hidden, critics.act), Layer(*head)
+    def __init__(self, layers: Layers, act: Activation, number: int) -> None:
+        *hidden, head = (part_of_layer(layer, number) for layer in layers)
+        self._hidden, self._head = DensePasses(hidden, act), Layer(*head)
         self._features: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,10 +79,10 @@ class CriticPasses:
 
 
 class CriticsPasses:
-    """The passes of several critics."""
+    """The passes of several critics; see `CriticPasses`."""
 
-    def __init__(self, critics: Critics) -> None:
-        self.each = [CriticPasses(critics, number) for number in range(critics.count)]
+    def __init__(self, layers: Layers, act: Activation) -> None:
+        self.each = [CriticPasses(layers, act, number) for number in range(len(layers[0][0]))]
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the values [N, B] of ``features`` [B, F] and ``actions`` [B, A]."""
@@ -87,22 +93,33 @@ class CriticsPasses:
         self, features: Tensor, actions: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Set the gradients of `critic_loss`; return metrics and the errors [B]."""
-        x, rows = torch.cat((features, actions), 1), len(targets)
-        values, sizes, squares = [], [], []
+        x, found = torch.cat((features, actions), 1), []
         for critic in self.each:
-            values.append(critic.forward(x))
-            errors = values[-1] - targets
-            by_values = (errors if weights is None else errors * weights) / rows
-            critic.backward(by_values)
-            sizes.append(errors.abs())
-            squares.append(torch.dot(by_values, errors))
-        size = torch.stack(sizes).mean(0)
-        metrics = {
-            "loss": 0.5 * torch.stack(squares).sum(),
-            "q_mean": torch.stack(values).mean(),
-            "td_error_mean": size.mean(),
-        }
-        return metrics, size
+            found.append(Errors(critic.forward(x), targets, weights))
+            critic.backward(found[-1].by_values)
+        return of_errors(found)
+
+
+class Errors:
+    """The errors of a critic's ``values`` [B]: ``errors`` [B], and ``by_values`` [B], the gradient
+    of its part of `critic_loss`."""
+
+    def __init__(self, values: Tensor, targets: Tensor, weights: Tensor | None) -> None:
+        self.values, self.errors = values, values - targets
+        weighted = self.errors if weights is None else self.errors * weights
+        self.by_values = weighted / len(targets)
+
+
+def of_errors(found: Sequence[Errors]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return metrics of several critics, and the mean of the sizes of their errors, [B]."""
+    size = torch.stack([each.errors.abs() for each in found]).mean(0)
+    squares = [torch.dot(each.by_values, each.errors) for each in found]
+    metrics = {
+        "loss": 0.5 * torch.stack(squares).sum(),
+        "q_mean": torch.stack([each.values for each in found]).mean(),
+        "td_error_mean": size.mean(),
+    }
+    return metrics, size
 
 
 def has_passes(model: ActorCritic, critics: Critics) -> bool:
@@ -125,7 +142,7 @@ def are_dense(model: ActorCritic, critics: Critics) -> bool:
     return is_dense(model.actor)
 
 
-def _part(layer: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
+def part_of_layer(layer: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
     """Return weight [out, in] and bias [out] of one critic, with their gradients."""
     weights, biases = layer
     weight, bias = weights.detach()[number], biases.detach()[number, 0]

@@ -149,7 +149,7 @@ def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str], verb: 
 def _example(algo: str, verb: str) -> str:
     """Return a command that an algorithm can run."""
     data = "--input DATASET " if algo == "marwil" else ""
-    env = "Pendulum-v1" if algo in ("sac", "td3") else "CartPole-v1"
+    env = "Pendulum-v1" if algo in ("sac", "crossq", "td3") else "CartPole-v1"
     return f"sampleforge {verb} {algo} {data}--env {env} --train-for-seconds 30"
 
 

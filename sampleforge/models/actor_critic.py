@@ -159,8 +159,9 @@ class ActorCritic(nn.Module):
         layout, boxes = self.layout, self.layout.num_boxes
         if config.head is not None and not self.has_values:
             raise ConfigError(
-                f"--model.head {config.head}: sac and td3 compute the gradient of their squashed "
-                "normal distribution themselves; leave it out, or use appo, ddppo or marwil"
+                f"--model.head {config.head}: sac, crossq and td3 compute the gradient of their "
+                "squashed normal distribution themselves; leave it out, or use appo, ddppo or "
+                "marwil"
             )
         self.head: PolicyHead | None = make_head(config, self.actor.out_features, layout)
         is_learned = config.action_std == "learned" and self.head is None

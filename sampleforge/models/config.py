@@ -29,12 +29,12 @@ class ModelConfig(Checked):
     embedding_size: int = EMBEDDING_SIZE
     """Numbers that stand for an embedded code."""
     hidden_sizes: tuple[int, ...] | None = None
-    """Widths of the MLP encoder's layers (default: 64 64; with sac 256 256, also of the
-    critics)."""
+    """Widths of the MLP encoder's layers (default: 64 64; with sac, crossq and td3 256 256, also of
+    the critics)."""
     cnn_features: int = 512
     """Width of the layer after the convolutions of an image encoder."""
     activation: Literal["auto", "tanh", "relu", "elu", "silu"] = "auto"
-    """auto: tanh for the MLP (with sac relu), relu for the CNNs."""
+    """auto: tanh for the MLP (with sac, crossq and td3 relu), relu for the CNNs."""
     layer_norm: bool | None = None
     """Normalise the outputs of the encoder's layers before their activations (LayerNorm;
     convolutions over channels and pixels; default: with pqn)."""
@@ -52,7 +52,7 @@ class ModelConfig(Checked):
     normalise_observations: bool | None = None
     """Normalise vectors by their running mean and standard deviation (pixels are divided by their
     largest bound, planes stay as they are, codes are one-hot encoded or embedded; default: yes,
-    with sac no)."""
+    with sac, crossq and td3 no)."""
     normalise_images: bool | None = None
     """Normalise pixels too, each by its own running mean and standard deviation (default: with
     appo and ddppo)."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampleforge.config import ConfigError
+from sampleforge.models.batch_renorm import BatchRenorm
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import encoded_leaves, make_encoder, resolve_encoder
 from sampleforge.models.encoders import Vector, activation
@@ -24,7 +25,8 @@ class Critics(nn.Module):
     An MLP encoder is left out: its layers are the critics' own, which see the observations as one
     vector beside the actions. Another encoder is one that all critics share. All critics are
     computed as one batched product for each layer. With ``config.layer_norm``, each layer's outputs
-    are normalised before the activation.
+    are normalised before the activation. ``renormed``: with batch renormalisation of each layer's
+    inputs.
     """
 
     def __init__(
@@ -33,6 +35,8 @@ class Critics(nn.Module):
         observations: Mapping[str, ArraySpec],
         actions: Mapping[str, ActionSpec],
         count: int,
+        *,
+        renormed: bool = False,
     ) -> None:
         super().__init__()
         self.count = count
@@ -50,6 +54,10 @@ class Critics(nn.Module):
         self.norms = None
         if config.layer_norm:
             self.norms = nn.ModuleList(_Norm(count, width) for width in sizes[:-1])
+        inputs = (size, *config.widths) if renormed else ()
+        self.renorms = [BatchRenorm(count, width) for width in inputs]
+        for i, norm in enumerate(self.renorms):
+            self.add_module(f"renorm_{i}", norm)
         self._names: list[tuple[str, str]] = []
         for i, width in enumerate(sizes):
             bound = 1.0 / math.sqrt(size)  # as nn.Linear has it
@@ -75,6 +83,7 @@ class Critics(nn.Module):
         x = torch.cat((features, actions), -1).expand(self.count, -1, -1)
         last = len(self._names) - 1
         for i, (weight, bias) in enumerate(self.layers):
+            x = self.renorms[i](x) if self.renorms else x
             x = torch.baddbmm(bias, x, weight.transpose(1, 2))
             if i < last:
                 x = self.act(x if self.norms is None else self.norms[i](x))

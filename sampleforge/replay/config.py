@@ -13,7 +13,7 @@ class ReplayConfig(Checked):
     usual_capacity: ClassVar[int] = 2_000_000
     replay_capacity: int | None = None
     """Transitions that the replay holds, over all shards, rounded down to whole rollouts (default:
-    2000000, with sac and td3 1000000, or as many as fit in memory if these are fewer)."""
+    2000000, with sac, crossq and td3 1000000, or as many as fit in memory if these are fewer)."""
     replay_compression: Literal["none", "lz4"] = "none"
     """lz4: keep the frames of stacked images compressed; needs the package lz4."""
     replay_compression_ratio: float = 10.0
@@ -30,10 +30,10 @@ class ReplayConfig(Checked):
     """Number of processes among which the replay is divided."""
     learning_starts: int | None = None
     """Transitions in the replay before learning begins, also after a resume (default: 50000 for
-    images, else 1000; with sac and td3 5000)."""
+    images, else 1000; with sac, crossq and td3 5000)."""
     priority_alpha: float | None = None
     """Transitions are drawn in proportion to priority ** alpha; 0: uniformly (default: 0.6, or 0.9
-    for images with a recurrent core; with sac and td3 0)."""
+    for images with a recurrent core; with sac, crossq and td3 0)."""
     priority_beta: float | None = None
     """Exponent of the importance weights that make up for the priorities; 1: entirely (default:
     0.4, or 0.6 for images with a recurrent core)."""
@@ -72,7 +72,7 @@ class ReplayConfig(Checked):
     """Discount per env step, 0 to 1 (default: 0.99, with a recurrent core 0.997)."""
     n_step: int | None = None
     """Rewards summed before the target bootstraps, fewer at the end of an episode, rollout or
-    sequence (default: 3, with a recurrent core 5; with sac and td3 1)."""
+    sequence (default: 3, with a recurrent core 5; with sac, crossq and td3 1)."""
     reward_scale: float = 1.0
     """Factor of rewards for learning; reported returns are unscaled."""
     reward_clip: Literal["auto", "sign"] | float | None = "auto"

@@ -33,6 +33,7 @@ from sampleforge.workers.config import (
 )
 
 if TYPE_CHECKING:
+    from sampleforge.topologies.critics_config import CrossqConfig as CrossqConfig
     from sampleforge.topologies.critics_config import SacConfig as SacConfig
     from sampleforge.topologies.critics_config import Td3Config as Td3Config
     from sampleforge.topologies.ddppo_config import DdppoConfig as DdppoConfig
@@ -259,6 +260,7 @@ _HOMES = {
     "pqn": "sampleforge.topologies.pqn_config:PqnConfig",
     "apex": "sampleforge.topologies.dqn_config:ApexConfig",
     "sac": "sampleforge.topologies.critics_config:SacConfig",
+    "crossq": "sampleforge.topologies.critics_config:CrossqConfig",
     "td3": "sampleforge.topologies.critics_config:Td3Config",
     "ddppo": "sampleforge.topologies.ddppo_config:DdppoConfig",
     "marwil": "sampleforge.topologies.marwil_config:MarwilConfig",

@@ -1,4 +1,4 @@
-"""The configs of SAC and TD3."""
+"""The configs of SAC, CrossQ and TD3."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sampleforge.algorithms.config import CriticsConfig
-from sampleforge.algorithms.sac.config import SacLossConfig
+from sampleforge.algorithms.sac.config import SacLossConfig, SoftConfig
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.config import ConfigError, typed
 from sampleforge.models.config import CompilerConfig
 from sampleforge.topologies.config import ReplayRunConfig
 
 _NOT_FOR_CRITICS = {
-    "core": "sac and td3 learn from single transitions, and a recurrent core needs sequences",
+    "core": "sac, crossq and td3 learn from single transitions, and a recurrent core needs "
+    "sequences",
     "separate_critic": "the critics are networks of their own",
 }
-"""Settings of the model that do not apply to SAC and TD3, and why."""
+"""Settings of the model that do not apply to SAC, CrossQ and TD3, and why."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CriticsRunConfig(CriticsConfig, CompilerConfig, ReplayRunConfig):
-    """What SAC and TD3 have: actors write into a replay, a learner of continuous control draws from
-    it."""
+    """What SAC, CrossQ and TD3 have: actors write into a replay, a learner of continuous control
+    draws from it."""
 
     heavy_updates: ClassVar[bool] = True
     # Defaults that differ from those of the parts:
@@ -45,6 +46,18 @@ class SacConfig(CriticsRunConfig, SacLossConfig):
 
     algo: ClassVar[str] = "sac"
     pairing: ClassVar[str] = "sampleforge.topologies.critics_defaults:SAC_ON_REPLAY"
+
+
+@dataclass(frozen=True)
+class CrossqConfig(CriticsRunConfig, SoftConfig):
+    """CrossQ: soft actor-critic with normalised critics and without target networks, which learns
+    from fewer env steps."""
+
+    algo: ClassVar[str] = "crossq"
+    pairing: ClassVar[str] = "sampleforge.topologies.critics_defaults:CROSSQ_ON_REPLAY"
+    # Defaults that differ from those of the parts, from table 2 of the paper:
+    learning_rate: float = 1e-3
+    actor_interval: int = 3
 
 
 @dataclass(frozen=True)

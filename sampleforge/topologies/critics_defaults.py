@@ -1,4 +1,4 @@
-"""The defaults of SAC and TD3 that depend on the environment."""
+"""The defaults of SAC, CrossQ and TD3 that depend on the environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any, Literal, TypeVar
 
 from sampleforge.algorithms.critics_passes import are_dense
-from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.sac.algorithm import CROSSQ, SAC
+from sampleforge.algorithms.sac.config import SoftConfig
 from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.config import ConfigError, typed
 from sampleforge.encoding import check_leaves
@@ -18,7 +19,7 @@ from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import seeded
-from sampleforge.topologies.critics_config import CriticsRunConfig, SacConfig
+from sampleforge.topologies.critics_config import CriticsRunConfig
 from sampleforge.topologies.registry import REPLAY, Pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 
@@ -57,12 +58,12 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
         unset["learning_starts"] = min(
             config.replay_capacity or unset["learning_starts"], unset["learning_starts"]
         )
-    if isinstance(config, SacConfig) and config.target_entropy is None:
+    if isinstance(config, SoftConfig) and config.target_entropy is None:
         unset["target_entropy"] = -float(action_layout(spec.actions).num_boxes)
     model = config.model
     missing = {n: v for n, v in _OF_MODEL.items() if getattr(model, n) in (None, "auto")}
     # Squashed actions are part of the algorithm, and SAC's spread depends on the state.
-    std: Literal["state", "learned"] = "state" if isinstance(config, SacConfig) else "learned"
+    std: Literal["state", "learned"] = "state" if isinstance(config, SoftConfig) else "learned"
     model = dataclasses.replace(model, **missing, squash_actions=True, action_std=std)
     config = dataclasses.replace(config, **unset, model=model)
     if config.compile:
@@ -79,8 +80,8 @@ def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:
     are compiled."""
     if config.freeze and config.unfreeze_after is None:
         raise ConfigError(
-            f"{typed('freeze', config.freeze)} --compile: sac and td3 compile the passes of "
-            "networks that are trained as a whole; leave out one of the two"
+            f"{typed('freeze', config.freeze)} --compile: sac, crossq and td3 compile the passes "
+            "of networks that are trained as a whole; leave out one of the two"
         )
     for group in spec.agent_groups:
         network, sizes = config.model, (group.observations, group.actions)
@@ -91,16 +92,16 @@ def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:
         precision = usual if config.precision == "auto" else config.precision
         if precision == "bf16" or not dense:
             raise ConfigError(
-                "--compile: sac and td3 compile the passes of MLPs of a vector, of tanh, relu or "
-                "elu layers in fp32, and --precision, or the encoder, activation or layer norm of "
-                "--model, asks for others; leave out --compile"
+                "--compile: sac, crossq and td3 compile the passes of MLPs of a vector, of tanh, "
+                "relu or elu layers in fp32, and --precision, or the encoder, activation or layer "
+                "norm of --model, asks for others; leave out --compile"
             )
 
 
 def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
     """Return a line with the updates per env step and how the run begins; ``config`` is
     resolved."""
-    more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SacConfig) else ""
+    more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SoftConfig) else ""
     return (
         f"{config.updates_per_env_step:g} update(s) of {config.batch_size} transitions per env "
         f"step, uniform actions in the first {plan.learning_starts:,} env steps, "
@@ -109,4 +110,5 @@ def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
 
 
 SAC_ON_REPLAY = Pairing(SAC, REPLAY, resolve_defaults, reason)
+CROSSQ_ON_REPLAY = Pairing(CROSSQ, REPLAY, resolve_defaults, reason)
 TD3_ON_REPLAY = Pairing(TD3, REPLAY, resolve_defaults, reason)

@@ -137,7 +137,7 @@ def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
         f"--model.head {config.model.head}: it holds no code of your own": bool(config.model.head),
         "--variable-experience: batches differ in size": config.variable_experience,
         "--noisy-nets: a graph would repeat its noise": getattr(config, "noisy_nets", False),
-        "--compile: a graph of sac or td3 holds other passes": compiles,
+        "--compile: a graph of sac, crossq or td3 holds other passes": compiles,
         f"{typed('anneal', annealed)}: a graph has fixed hyperparameters": bool(annealed),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -26,7 +26,15 @@ from tests.support.graphs import copy_of, rollouts
 from tests.support.learners import config, learner_of
 from tests.support.q_learning import network, transitions
 from tests.support.recorded_graphs import RecordedGraphs
-from tests.support.sac import sac_config, sac_learner, sample, td3_config, td3_learner
+from tests.support.sac import (
+    crossq_config,
+    crossq_learner,
+    sac_config,
+    sac_learner,
+    sample,
+    td3_config,
+    td3_learner,
+)
 
 CPU = torch.device("cpu")
 
@@ -41,6 +49,10 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sac(**more: Any) -> Any:
     return sac_learner(sac_config(**more))
+
+
+def crossq(**more: Any) -> Any:
+    return crossq_learner(crossq_config(**more))
 
 
 def td3(**more: Any) -> Any:
@@ -161,7 +173,7 @@ def test_graphs_are_for_shapes_that_repeat_and_the_latest_are_kept() -> None:
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
-@pytest.mark.parametrize("make", [sac, td3], ids=["sac", "td3"])
+@pytest.mark.parametrize("make", [sac, crossq, td3], ids=["sac", "crossq", "td3"])
 def test_updates_of_critics_from_a_graph_are_those_without_one(
     make: Callable[..., Any], prioritised: bool
 ) -> None:

@@ -16,7 +16,7 @@ def test_the_number_of_rows_that_count_is_not_asked_of_a_device() -> None:
     config = ModelConfig(hidden_sizes=(8, 8), layer_norm=False)
     critics = Critics(config, SPEC.observations, SPEC.actions, 2).to("meta")
     flatten(critics)
-    passes = CriticPasses(critics, 0)
+    passes = CriticPasses(critics.layers, critics.act, 0)
     values = passes.forward(torch.empty(6, 5, device="meta"))
     passes.backward(values)
     result = torch.empty(6, 2, device="meta")

@@ -197,7 +197,8 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train appo --env X --init-from a b", "--init-from: 'a b' must be RUN, or POLICY=RUN"),
         (
             "train ddppo --num-policies 2",
-            "--num-policies is a flag of appo, pqn, apex, sac and td3; ddppo trains one policy",
+            "--num-policies is a flag of appo, pqn, apex, sac, crossq and td3; ddppo trains one "
+            "policy",
         ),
         ("train appo --env X --resume must", "--resume must: there is no --run-dir"),
         (

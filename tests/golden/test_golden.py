@@ -27,6 +27,7 @@ from sampleforge.topologies.config import (
     AnyConfig,
     ApexConfig,
     AppoConfig,
+    CrossqConfig,
     DdppoConfig,
     SacConfig,
     Td3Config,
@@ -57,6 +58,7 @@ ALGORITHMS: dict[str, AnyConfig] = {
     "r2d2": ApexConfig(**SMALL, **REPLAY, model=CORE),
     "ddppo": DdppoConfig(**SMALL, rollout=32, minibatch_size=64, kl_coeff=0.0),
     "sac": SacConfig(**{**SMALL, **REPLAY, "env": "Pendulum-v1"}, model=RAW),
+    "crossq": CrossqConfig(**{**SMALL, **REPLAY, "env": "Pendulum-v1"}, model=RAW),
     "td3": Td3Config(**{**SMALL, **REPLAY, "env": "Pendulum-v1"}, model=RAW),
 }
 

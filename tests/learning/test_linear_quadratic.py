@@ -1,4 +1,5 @@
-"""SAC and TD3 find the solution of a linear-quadratic problem, which Riccati's equation gives."""
+"""SAC, CrossQ and TD3 find the solution of a linear-quadratic problem, which Riccati's equation
+gives."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from tests.support.sac import sac_config, sac_learner, td3_config, td3_learner
+from tests.support.sac import (
+    crossq_config,
+    crossq_learner,
+    sac_config,
+    sac_learner,
+    td3_config,
+    td3_learner,
+)
 
 Floats = npt.NDArray[np.float64]
 SPEC = EnvSpec(
@@ -63,18 +71,20 @@ def learner_of(algo: str) -> CriticsLearner[Any]:
     more: dict[str, Any] = {
         "model": ModelConfig(hidden_sizes=(64, 64), activation="elu"),
         "learning_rate": 3e-3,
-        "target_rate": 0.1,
         "lr_schedule": "linear",
         "train_for_env_steps": 1,
     }
-    if algo == "sac":  # so little entropy that it costs next to nothing
-        config = sac_config(**more, target_entropy=-3.0, initial_temperature=0.1)
-        return sac_learner(config, SPEC)
+    little = {"target_entropy": -3.0, "initial_temperature": 0.1}  # costs next to nothing
+    if algo == "crossq":
+        return crossq_learner(crossq_config(**more, **little), SPEC)
+    more["target_rate"] = 0.1
+    if algo == "sac":
+        return sac_learner(sac_config(**more, **little), SPEC)
     return td3_learner(td3_config(**more, target_noise=0.0), SPEC)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["sac", "td3"])
+@pytest.mark.parametrize("algo", ["sac", "crossq", "td3"])
 def test_the_gain_is_that_of_riccatis_equation(algo: str) -> None:
     learner, random, updates = learner_of(algo), np.random.default_rng(1), 3000
     for done in range(updates):

@@ -30,7 +30,16 @@ from tests.support.learners import SMALL, config, model_of
 from tests.support.pairings import plan_of, wire_of
 from tests.support.processes import RunCli
 from tests.support.runs import summary, train
-from tests.support.sac import SPEC, sac_config, sac_learner, sample, td3_config, td3_learner
+from tests.support.sac import (
+    SPEC,
+    crossq_config,
+    crossq_learner,
+    sac_config,
+    sac_learner,
+    sample,
+    td3_config,
+    td3_learner,
+)
 
 LAYER_NORM, SILU = ModelConfig(layer_norm=True), ModelConfig(activation="silu")
 
@@ -69,7 +78,12 @@ def test_a_compiled_run_learns_what_a_plain_one_does(more: dict[str, Any]) -> No
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize(
-    ("new_config", "new_learner"), [(sac_config, sac_learner), (td3_config, td3_learner)]
+    ("new_config", "new_learner"),
+    [
+        (sac_config, sac_learner),
+        (crossq_config, crossq_learner),
+        (td3_config, td3_learner),
+    ],
 )
 def test_compiled_updates_are_those_by_hand(
     new_config: Callable[..., Any], new_learner: Callable[..., Any], activation: Any
@@ -115,7 +129,9 @@ def test_compiled_code_is_for_the_threads_with_which_the_learner_learns() -> Non
 
 @pytest.mark.parametrize("more", [{"precision": "bf16"}, {"model": LAYER_NORM}, {"model": SILU}])
 def test_passes_that_are_not_by_hand_are_not_compiled(more: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="--compile: sac and td3 compile the passes of MLPs"):
+    with pytest.raises(
+        ConfigError, match="--compile: sac, crossq and td3 compile the passes of MLPs"
+    ):
         sac_config(compile=True, **more)
 
 

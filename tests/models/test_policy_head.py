@@ -188,7 +188,7 @@ def test_it_is_evaluated_and_exported(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("algo", "more", "message"),
     [
-        ("sac", {}, "sac and td3 compute the gradient"),
+        ("sac", {}, "sac, crossq and td3 compute the gradient"),
         ("pqn", {"env": "CartPole-v1", "batch_size": 1024}, "has no policy head"),
         ("appo", {"lr_schedule": "kl_adaptive"}, "Beta has no kl of its own"),
         ("appo", {"exploration": "symmetric_kl"}, "Beta has no symmetric_kl_to_uniform of its own"),

@@ -50,7 +50,7 @@ def test_the_density_of_squashed_actions_follows_from_the_parameters(
     assert (0.5 < share < 1) if drawn else share == 0, "uniform actions are not of the policy"
 
 
-@pytest.mark.parametrize("algo", ["sac", "td3"])
+@pytest.mark.parametrize("algo", ["sac", "crossq", "td3"])
 def test_what_was_recorded_is_learned_from_beside_new_experience(algo: str, tmp_path: Path) -> None:
     record = tmp_path / "data"
     train(small("sac", tmp_path / "first", tmp_path, record=str(record)))

@@ -43,6 +43,15 @@ SMALL: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "updates_per_env_step": 0.125,
     },
+    "crossq": {
+        "env": "Pendulum-v1",
+        "num_workers": 1,
+        "rollout": 16,
+        "learning_starts": 200,
+        "replay_capacity": 5_000,
+        "batch_size": 32,
+        "updates_per_env_step": 0.125,
+    },
     "td3": {
         "env": "Pendulum-v1",
         "num_workers": 1,

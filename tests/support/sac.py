@@ -14,7 +14,8 @@ from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.sac.algorithm import CROSSQ, SAC
+from sampleforge.algorithms.sac.crossq_learner import CrossqLearner
 from sampleforge.algorithms.sac.learner import SacLearner
 from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.algorithms.td3.learner import Td3Learner
@@ -24,7 +25,7 @@ from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
-from sampleforge.topologies.config import SacConfig, Td3Config
+from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from tests.support.rank_threads import on_ranks
 
@@ -50,6 +51,24 @@ def sac_learner(
     """A learner with weights from a fixed seed."""
     learner = _learner(SAC, config, spec, averaging, share)
     assert isinstance(learner, SacLearner)
+    return learner
+
+
+def crossq_config(**more: Any) -> CrossqConfig:
+    """A config with resolved defaults, of small networks."""
+    chosen: dict[str, Any] = {"env": "Code", "model": ModelConfig(hidden_sizes=(8, 8))}
+    return resolve_defaults(CrossqConfig(**{**chosen, **more}), SPEC)
+
+
+def crossq_learner(
+    config: CrossqConfig,
+    spec: EnvSpec = SPEC,
+    averaging: Averaging | None = None,
+    share: Share = WHOLE,
+) -> CrossqLearner:
+    """A learner with weights from a fixed seed."""
+    learner = _learner(CROSSQ, config, spec, averaging, share)
+    assert isinstance(learner, CrossqLearner)
     return learner
 
 

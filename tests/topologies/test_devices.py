@@ -9,7 +9,7 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.topologies.critics_config import SacConfig, Td3Config
+from sampleforge.topologies.critics_config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.devices import uses_cuda_graphs
 from sampleforge.topologies.dqn_config import ApexConfig
 from sampleforge.topologies.ppo_config import AppoConfig
@@ -49,7 +49,9 @@ def test_several_learners_are_refused() -> None:
         replace(APPO, num_learners=2)
 
 
-@pytest.mark.parametrize("cls", [AppoConfig, PqnConfig, ApexConfig, SacConfig, Td3Config])
+@pytest.mark.parametrize(
+    "cls", [AppoConfig, PqnConfig, ApexConfig, SacConfig, CrossqConfig, Td3Config]
+)
 def test_graphs_are_used_on_a_gpu_if_nothing_is_said(cls: Any) -> None:
     config = cls(env="CartPole-v1")
     assert uses_cuda_graphs(config, "cuda:1") and not uses_cuda_graphs(config, "cpu")

@@ -48,6 +48,7 @@ REFUSED_ALONE = {
     "marwil": {"sampler_only", "benchmark"},
     "pqn": {"compile"},
     "sac": {"model.core", "model.head"},
+    "crossq": {"model.core", "model.head"},
     "td3": {"model.core", "model.head"},
 }
 """Fields that an algorithm refuses whatever else is given."""

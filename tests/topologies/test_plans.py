@@ -17,6 +17,7 @@ from sampleforge.topologies.builders import acting_device
 from sampleforge.topologies.config import (
     ApexConfig,
     AppoConfig,
+    CrossqConfig,
     DdppoConfig,
     MarwilConfig,
     PqnConfig,
@@ -229,7 +230,7 @@ def test_more_rows_than_a_process_can_have_are_refused(given, answer):
     pairing(config).resolved(config, plans.VECTORS)
 
 
-@pytest.mark.parametrize("make", [SacConfig, Td3Config])
+@pytest.mark.parametrize("make", [SacConfig, CrossqConfig, Td3Config])
 def test_critics_of_vectors_are_on_a_gpu_and_their_actors_are_not(make):
     spec = EnvSpec(
         "Code",

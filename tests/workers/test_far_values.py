@@ -18,6 +18,7 @@ from sampleforge.topologies.config import (
     AnyConfig,
     ApexConfig,
     AppoConfig,
+    CrossqConfig,
     DdppoConfig,
     SacConfig,
     Td3Config,
@@ -45,6 +46,7 @@ RUNS: dict[str, AnyConfig] = {
     "ddppo": DdppoConfig(**WORKERS, num_ranks=1),
     "apex": ApexConfig(**SPIKES, learning_starts=200),
     "sac": SacConfig(**BOXES),
+    "crossq": CrossqConfig(**BOXES),
     "td3": Td3Config(**BOXES),
     "population": AppoConfig(**SPIKES, num_policies=2, pbt=True),
 }
@@ -81,7 +83,7 @@ def test_an_absurd_reward_reaches_no_learner(at: int, value: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["apex", "sac", "td3"])
+@pytest.mark.parametrize("name", ["apex", "sac", "crossq", "td3"])
 def test_an_absurd_reward_is_in_no_window_of_the_replay(name: str) -> None:
     given: dict[str, Any] = {"where": "reward", "value": 1e8, "at": 40}
     run: Any = RUNS[name]
@@ -117,7 +119,9 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["obs", "reward"])
-@pytest.mark.parametrize("name", [slow(name) if name in ("sac", "td3") else name for name in RUNS])
+@pytest.mark.parametrize(
+    "name", [slow(name) if name in ("sac", "crossq", "td3") else name for name in RUNS]
+)
 def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     name: str, where: str, tmp_path: Path
 ) -> None:

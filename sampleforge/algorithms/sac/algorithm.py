@@ -1,7 +1,8 @@
-"""The record of soft actor-critic."""
+"""The records of soft actor-critic and CrossQ."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
@@ -9,6 +10,7 @@ from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.algorithms.critics_learner import new_critics
 from sampleforge.algorithms.exploring import no_extra_columns, uniform_first
 from sampleforge.algorithms.learning import LearnerPlace
+from sampleforge.algorithms.sac.crossq_learner import CROSSQ_HYPERPARAMETERS, CrossqLearner
 from sampleforge.algorithms.sac.learner import SAC_HYPERPARAMETERS, SacLearner
 from sampleforge.algorithms.sampling import Stochastic
 from sampleforge.algorithms.windows import WriteWindows
@@ -25,6 +27,10 @@ def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> SacL
     return SacLearner(network, new_critics(config, place), config, place)
 
 
+def _new_crossq_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> CrossqLearner:
+    return CrossqLearner(network, new_critics(config, place, renormed=True), config, place)
+
+
 def _new_acting(
     config: Any, network: ActorCritic, weights: SharedWeights, place: ActingPlace
 ) -> Acting:
@@ -39,3 +45,7 @@ SAC = Algorithm(
     changeable=SAC_HYPERPARAMETERS,
     finish_rollout=WriteWindows,
 )
+CROSSQ = dataclasses.replace(
+    SAC, new_learner=_new_crossq_learner, changeable=CROSSQ_HYPERPARAMETERS
+)
+"""Its policy, and how that acts, is SAC's."""

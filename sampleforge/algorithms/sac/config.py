@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.config import CriticsConfig, TargetsConfig
 from sampleforge.config import check_range
 
 
 @dataclass(frozen=True)
-class SacLossConfig(CriticsConfig):
-    """Soft actor-critic: a squashed Gaussian policy, and several critics."""
+class SoftConfig(CriticsConfig):
+    """A squashed Gaussian policy, whose entropy is held by a learned temperature, and several
+    critics."""
 
     initial_temperature: float = 1.0
     """The weight of the entropy that learning begins with."""
@@ -22,3 +23,8 @@ class SacLossConfig(CriticsConfig):
         super().__post_init__()
         check_range(self, "initial_temperature", low=0, above=True)
         check_range(self, "target_entropy")
+
+
+@dataclass(frozen=True)
+class SacLossConfig(SoftConfig, TargetsConfig):
+    """Soft actor-critic."""

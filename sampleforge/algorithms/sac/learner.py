@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampleforge.algorithms.critics_learner import (
-    HYPERPARAMETERS,
+    TARGET_HYPERPARAMETERS,
     CriticsLearner,
     Drawing,
 )
 from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
 from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.sac.config import SacLossConfig
+from sampleforge.algorithms.sac.config import SoftConfig
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.models.forward import autocast
@@ -87,7 +87,11 @@ class SacPasses:
     def __init__(self, model: ActorCritic, critics: Critics, target: Critics) -> None:
         self._inputs = VectorInputs(model.normaliser, model.actor)
         self._policy = PolicyPasses(model)
-        self._critics, self._target = CriticsPasses(critics), CriticsPasses(target)
+        self._make_critics(critics, target)
+
+    def _make_critics(self, critics: Critics, target: Critics) -> None:
+        self._critics = CriticsPasses(critics.layers, critics.act)
+        self._target = CriticsPasses(target.layers, target.act)
 
     @torch.no_grad()
     def gradients(
@@ -101,30 +105,34 @@ class SacPasses:
         batch, noise = drawing.batch, drawing.noise
         now, later = self._inputs(batch.obs), self._inputs(batch.next_obs)
         drawn = draw(self._policy.forward(later), noise[0])
-        values = self._target.forward(later, drawn.actions)
-        targets = soft_targets(batch.returns, batch.discount, values, drawn.log_prob, alpha)
-        metrics, errors = self._critics.fit(now, actions, targets, drawing.weights)
+        metrics, errors = self._fit(drawing, (now, actions), (later, drawn), alpha)
         if not acts:
-            return metrics, errors, targets[:0]
+            return metrics, errors, errors[:0]
         parameters = self._policy.forward(now)
         drawn = draw(parameters, noise[1])
-        least, by_actions = self._of_actions(now, drawn.actions)
+        least, by_actions = _of_actions(self._for_policy(), now, drawn.actions)
         self._policy.backward(self._by_parameters(parameters, noise[1], drawn, by_actions, alpha))
         metrics["actor_loss"] = (alpha * drawn.log_prob - least).mean()
         metrics["entropy"] = -drawn.log_prob.mean()
         return metrics, errors, drawn.log_prob
 
-    def _of_actions(self, now: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest values [B] of drawn actions [B, A], and the gradient of minus their
-        mean by the actions."""
-        values = self._critics.forward(now, actions)
-        least = values.amin(0)
-        which = (values == least).float()
-        by_values = which / (-len(actions) * which.sum(0))  # as torch has it where two are equal
-        by_actions = torch.zeros_like(actions)
-        for critic, by_own in zip(self._critics.each, by_values, strict=True):
-            critic.add_input_gradient(by_own, by_actions)
-        return least, by_actions
+    def _fit(
+        self,
+        drawing: Drawing,
+        now: tuple[Tensor, Tensor],
+        later: tuple[Tensor, Drawn],
+        alpha: Tensor,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Set the gradients of the critics, given the features and actions of both ends of the
+        transitions; return metrics and the errors [B]."""
+        batch, (after, drawn) = drawing.batch, later
+        values = self._target.forward(after, drawn.actions)
+        targets = soft_targets(batch.returns, batch.discount, values, drawn.log_prob, alpha)
+        return self._critics.fit(*now, targets, drawing.weights)
+
+    def _for_policy(self) -> CriticsPasses:
+        """Return the critics by which the policy learns."""
+        return self._critics
 
     def _by_parameters(
         self, parameters: Tensor, noise: Tensor, drawn: Drawn, by_actions: Tensor, alpha: Tensor
@@ -141,7 +149,20 @@ class SacPasses:
         return torch.cat((by_u, by_log_std), 1)
 
 
-SAC_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_entropy")
+def _of_actions(critics: CriticsPasses, now: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest values [B] of drawn actions [B, A], and the gradient of minus their mean
+    by the actions."""
+    values = critics.forward(now, actions)
+    least = values.amin(0)
+    which = (values == least).float()
+    by_values = which / (-len(actions) * which.sum(0))  # as torch has it where two are equal
+    by_actions = torch.zeros_like(actions)
+    for critic, by_own in zip(critics.each, by_values, strict=True):
+        critic.add_input_gradient(by_own, by_actions)
+    return least, by_actions
+
+
+SAC_HYPERPARAMETERS = (*TARGET_HYPERPARAMETERS, "target_entropy")
 
 
 class Temperature(nn.Module):
@@ -156,20 +177,28 @@ class Temperature(nn.Module):
         return self.log.exp()
 
 
-class SacLearner(CriticsLearner[SacLossConfig]):
+class SacLearner(CriticsLearner[SoftConfig]):
     """`CriticsLearner` with a temperature, which has an optimiser of its own."""
 
     def __init__(
-        self, model: ActorCritic, critics: Critics, config: SacLossConfig, place: LearnerPlace
+        self,
+        model: ActorCritic,
+        critics: Critics,
+        config: SoftConfig,
+        place: LearnerPlace,
+        changeable: tuple[str, ...] = SAC_HYPERPARAMETERS,
     ) -> None:
         assert config.target_entropy is not None, "resolve_defaults comes first"
         self.temperature = Temperature(config.initial_temperature)
         others = {"temperature": self.temperature}
-        super().__init__(model, critics, config, place, SAC_HYPERPARAMETERS, others)
+        super().__init__(model, critics, config, place, changeable, others)
         self._of_temperature = self._add_optimiser(
             "temperature_optimiser", self.temperature, self._adam
         )
-        self._passes = SacPasses(model, critics, self.target) if self._by_hand else None
+        self._passes = self._new_passes() if self._by_hand else None
+
+    def _new_passes(self) -> SacPasses:
+        return SacPasses(self.model, self.critics, self.target)
 
     def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
         return (*super()._moved(acts), *((self._of_temperature,) if acts else ()))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sampleforge.algorithms.config import CriticsConfig
+from sampleforge.algorithms.config import TargetsConfig
 from sampleforge.config import check_range
 
 
 @dataclass(frozen=True)
-class Td3LossConfig(CriticsConfig):
+class Td3LossConfig(TargetsConfig):
     """TD3: a deterministic policy, several critics, and targets that are smoothed by noise."""
 
     target_noise: float = 0.2

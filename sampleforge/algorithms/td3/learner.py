@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sampleforge.algorithms.critics_learner import (
-    HYPERPARAMETERS,
+    TARGET_HYPERPARAMETERS,
     CriticsLearner,
     Drawing,
     flat_data,
@@ -33,7 +33,8 @@ class Td3Passes:
     ) -> None:
         self._inputs = VectorInputs(model.normaliser, model.actor)
         self._policy, self._target_policy = PolicyPasses(model), PolicyPasses(targets[0])
-        self._critics, self._target = CriticsPasses(critics), CriticsPasses(targets[1])
+        self._critics = CriticsPasses(critics.layers, critics.act)
+        self._target = CriticsPasses(targets[1].layers, targets[1].act)
 
     @torch.no_grad()
     def gradients(
@@ -65,7 +66,7 @@ class Td3Passes:
         return -values.mean()
 
 
-TD3_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_noise", "target_noise_clip")
+TD3_HYPERPARAMETERS = (*TARGET_HYPERPARAMETERS, "target_noise", "target_noise_clip")
 
 
 class Td3Learner(CriticsLearner[Td3LossConfig]):
@@ -124,7 +125,7 @@ class Td3Learner(CriticsLearner[Td3LossConfig]):
         mean: Tensor = self._parameters(actor, batch.next_obs).chunk(2, -1)[0]
         return mean.tanh()
 
-    def _average_targets(self, acts: bool) -> None:
+    def _follow(self, acts: bool) -> None:
         if acts:
-            super()._average_targets(acts)
+            super()._follow(acts)
             self._move_towards(self._averaged_actor, self._of_actor)

@@ -28,6 +28,9 @@ Which = Literal["latest", "best"]
 OF_ONE_LEARNER = re.compile(r"model/|rng|\w*optimiser/")
 """How the names of a learner's tensors begin that are not taken."""
 
+OF_CRITICS = frozenset({"critics", "target"})
+"""Networks of a learner that are taken together."""
+
 
 class InitialWeights:
     """The checkpoint whose weights a new run begins with, and which ``parts`` of them it takes
@@ -65,12 +68,21 @@ class InitialWeights:
 
     def learner(self, learner: Learner) -> None:
         """Load what the learner has beside its model: critics and their targets, and the scales of
-        returns and rewards, as far as the checkpoint has them and the critic is taken."""
+        returns and rewards, as far as the checkpoint has them and the critic is taken. A network
+        is taken as a whole: the layers of one that normalises its inputs are of no use to one that
+        does not."""
         if self._parts and "critic" not in self._parts:
             return
-        own, plain = learner.state()
+        (own, plain), theirs = learner.state(), self._tensors()
         beside = {name: tensor for name, tensor in own.items() if not OF_ONE_LEARNER.match(name)}
-        learner.load({**own, **_fitting(self._tensors(), beside)}, plain)
+        found = _fitting(theirs, beside)
+        networks = {_network(name) for name in beside}
+        apart = {_network(name) for name in beside.keys() - found.keys()}
+        apart |= {_network(name) for name in theirs.keys() - own.keys()} & networks
+        if apart & OF_CRITICS:
+            apart |= OF_CRITICS
+        found = {name: tensor for name, tensor in found.items() if _network(name) not in apart}
+        learner.load({**own, **found}, plain)
 
     def _takes(self, name: str) -> bool:
         return not self._parts or part_of(name) in self._parts
@@ -138,6 +150,11 @@ def kept_weights(
 def _leaf(name: str) -> str:
     """Return the observation leaf whose statistics a weight is of; empty for any other weight."""
     return name.rpartition(".")[0] if name.startswith("normaliser.") else ""
+
+
+def _network(name: str) -> str:
+    """Return the network of a learner that the tensor of this name is of."""
+    return name.partition("/")[0]
 
 
 def _fitting(

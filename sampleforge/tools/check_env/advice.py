@@ -35,9 +35,10 @@ MOST = 3
 """Number of commands that are given."""
 FEW_ACTIONS = 2
 """Numbers in a Box action up to which there are few."""
-ROWS = {"appo": 16, "sac": 4, "td3": 4}
-"""Env rows of a run by the defaults; those of SAC and TD3 are in one worker."""
-FROM_REPLAY = ("apex", "sac", "td3")
+OF_CRITICS = ("sac", "crossq", "td3")
+ROWS = {"appo": 16, **dict.fromkeys(OF_CRITICS, 4)}
+"""Env rows of a run by the defaults; those of `OF_CRITICS` are in one worker."""
+FROM_REPLAY = ("apex", *OF_CRITICS)
 NO_LIMIT = 1000
 """Value of --max-episode-steps where episodes have no end: the time limit of gymnasium's MuJoCo."""
 
@@ -150,7 +151,7 @@ def _workers(
 
     Rows that wait have a worker each, so that they do not wait one after another, if it is known
     how many rows (`ROWS`) learn the same from it. A replay's learner has a core of its own."""
-    usual = 1 if row.algo in ("sac", "td3") else cores
+    usual = 1 if row.algo in OF_CRITICS else cores
     waits = values.get("waiting") or 0.0
     fixed = preset or "core" in row.flags or _has_pixels(spec) or spec.num_seats > 1
     rows = 0 if fixed else ROWS.get(row.algo, 0)
@@ -202,7 +203,8 @@ def _notes(
         )
     yield from _notes_of_time(spec, values)
     if spec.has_goals:
-        yield "It has goals: --her (apex, sac, td3) learns also from those that were missed"
+        algos = ", ".join(FROM_REPLAY)
+        yield f"It has goals: --her ({algos}) learns also from those that were missed"
     if _has_pixels(spec):
         yield (
             "Images: appo and ddppo normalise each pixel; with the others try "
@@ -245,6 +247,6 @@ def _algorithms(spec: EnvSpec) -> Iterator[str]:
     if discrete:
         yield from ("pqn", "apex")
     elif all(leaf.is_bounded_box for group in groups for leaf in group.actions.values()):
-        yield from ("sac", "td3")
+        yield from OF_CRITICS
     if spec.num_seats == 1:
         yield "ddppo"

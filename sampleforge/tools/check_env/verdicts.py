@@ -290,8 +290,8 @@ def rewards(played: Played) -> Finding:
             "note",
             "rewards",
             text,
-            "SAC and TD3 need --reward-scale; the others normalise returns (--normalise-returns), "
-            "or, of images with Ape-X, clip rewards (--reward-clip)",
+            "SAC, CrossQ and TD3 need --reward-scale; the others normalise returns "
+            "(--normalise-returns), or, of images with Ape-X, clip rewards (--reward-clip)",
             values=values,
         )
     return Finding("ok", "rewards", text, values=values)

@@ -120,14 +120,14 @@ def test_a_preset_is_for_its_own_environment_or_was_measured_beyond_it() -> None
 
 def test_what_else_there_is_to_know() -> None:
     notes = "\n".join(advice(BIT_FLIP, waiting=0.9, uneven=12.0).notes)
-    assert "appo, pqn, apex, ddppo" in notes and "--her (apex, sac, td3)" in notes
+    assert "appo, pqn, apex, ddppo" in notes and "--her (apex, sac, crossq, td3)" in notes
     assert "90% of a step is waiting" in notes and "--variable-experience" in notes
     computes = "\n".join(advice("PaddleDuel-v0", uneven=12.0).notes)
     assert "appo, pqn, apex\n" in computes and "--opponent-pool" in computes
     assert "take 12x the median or longer: many workers" in computes
     assert "Its action mask needs no flag" in advice("tests.support.envs:MaskedEnv").notes
     box = "\n".join(advice(BOX).notes)
-    assert "appo, sac, td3, ddppo" in box and "Presets" not in box
+    assert "appo, sac, crossq, td3, ddppo" in box and "Presets" not in box
 
 
 # ---- the table ----

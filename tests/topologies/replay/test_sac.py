@@ -14,7 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import EnvSpec, action_specs
-from sampleforge.topologies.config import SacConfig, Td3Config
+from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
@@ -91,7 +91,10 @@ def test_several_box_leaves_of_any_rank_are_learned() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"model": ModelConfig(core="gru")}, "--model.core gru: sac and td3 learn from single"),
+        (
+            {"model": ModelConfig(core="gru")},
+            "--model.core gru: sac, crossq and td3 learn from single",
+        ),
         ({"model": ModelConfig(separate_critic=True)}, "networks of their own"),
         ({"samples_per_insert": 8.0}, "use --updates-per-env-step"),
     ],
@@ -122,7 +125,9 @@ def test_wide_layers_are_computed_by_two_threads(
             assert plan_replay(SAC, config, SPEC, "cpu").learner_threads == threads
 
 
-@pytest.mark.parametrize("config", [SacConfig(env="Code"), Td3Config(env="Code")])
+@pytest.mark.parametrize(
+    "config", [SacConfig(env="Code"), CrossqConfig(env="Code"), Td3Config(env="Code")]
+)
 def test_the_replay_is_smaller_than_that_of_q_learning_and_rollouts_shorter(config: Any) -> None:
     assert (config.usual_capacity, config.rollout) == (1_000_000, 16)
 

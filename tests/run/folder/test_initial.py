@@ -1,0 +1,64 @@
+"""What a learner has beside its model is taken from another run as whole networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
+from sampleforge.run.folder.initial import InitialWeights
+from tests.support.sac import (
+    crossq_config,
+    crossq_learner,
+    sac_config,
+    sac_learner,
+    sample,
+    td3_config,
+    td3_learner,
+)
+
+
+def sac() -> Any:
+    return sac_learner(sac_config())
+
+
+def crossq() -> Any:
+    return crossq_learner(crossq_config())
+
+
+def td3() -> Any:
+    return td3_learner(td3_config())
+
+
+@pytest.mark.parametrize(
+    ("source", "into", "taken"),
+    [
+        (sac, sac, {"critics", "target", "temperature"}),
+        (crossq, crossq, {"critics", "temperature"}),
+        (sac, td3, {"critics", "target"}),
+        (sac, crossq, {"temperature"}),
+        (crossq, sac, {"temperature"}),
+    ],
+)
+def test_critics_are_taken_with_their_norms_and_targets_or_not_at_all(
+    source: Callable[[], Any], into: Callable[[], Any], taken: set[str], tmp_path: Path
+) -> None:
+    one, other = source(), into()
+    for seed in range(3):
+        one.update(sample(seed=seed), 0.0)
+    tensors, plain = one.state()
+    before = other.state()[0]
+    store = CheckpointStore(tmp_path, 1)
+    checkpoint = Checkpoint(tensors, {"env_steps": 0, "learner": plain})
+    store.save(checkpoint, env_steps=0, version=3, return_mean=None)
+    InitialWeights(store, "latest", (), "refuse").learner(other)
+    after = other.state()[0]
+    changed = {n.partition("/")[0] for n in after if not torch.equal(after[n], before[n])}
+    assert changed == taken
+    for name in after:
+        if name.partition("/")[0] in taken:
+            assert torch.equal(after[name], tensors[name]), name
