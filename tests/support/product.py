@@ -10,6 +10,15 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 
+CRITICS: dict[str, Any] = {
+    "env": "Pendulum-v1",
+    "num_workers": 1,
+    "rollout": 16,
+    "learning_starts": 200,
+    "replay_capacity": 5_000,
+    "batch_size": 32,
+    "updates_per_env_step": 0.125,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "appo": {
         "batch_size": 256,
@@ -34,33 +43,9 @@ SMALL: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "samples_per_insert": 4.0,
     },
-    "sac": {
-        "env": "Pendulum-v1",
-        "num_workers": 1,
-        "rollout": 16,
-        "learning_starts": 200,
-        "replay_capacity": 5_000,
-        "batch_size": 32,
-        "updates_per_env_step": 0.125,
-    },
-    "crossq": {
-        "env": "Pendulum-v1",
-        "num_workers": 1,
-        "rollout": 16,
-        "learning_starts": 200,
-        "replay_capacity": 5_000,
-        "batch_size": 32,
-        "updates_per_env_step": 0.125,
-    },
-    "td3": {
-        "env": "Pendulum-v1",
-        "num_workers": 1,
-        "rollout": 16,
-        "learning_starts": 200,
-        "replay_capacity": 5_000,
-        "batch_size": 32,
-        "updates_per_env_step": 0.125,
-    },
+    "sac": CRITICS,
+    "crossq": CRITICS,
+    "td3": CRITICS,
     "marwil": {"batch_size": 64},
     "tests.support.outside:A2cConfig": {"batch_size": 256, "rollout": 32, "num_workers": 1},
     "tests.support.outside:SoftConfig": {
