@@ -15,7 +15,7 @@ from sampleforge.config import ConfigError
 from sampleforge.presets.scores import PresetScore, digest, read_scores, write_score
 from tests.support import REPO
 
-OF_SCORES = ("results/presets.md)", "results/sac.md)", "docs/benchmarking.md)")
+OF_SCORES = ("results/presets.md)", "results/crossq.md)", "docs/benchmarking.md)")
 """Ends of the rows of README's table that have scores."""
 
 
