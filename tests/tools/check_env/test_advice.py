@@ -44,9 +44,9 @@ def commands(env: str, **values: Any) -> list[str]:
         (CODE, {"waiting": 0.97, "per_s": 33.0}, "--num-workers 16 --num-envs-per-worker 1"),
         (CODE, {"episodes": 0.0}, "--max-episode-steps 1000"),
         (BOX, {}, f"appo --env {BOX} --train-for-env-steps 200000"),
-        (BOX, {"per_s": 200.0}, f"sac --env {BOX} --learning-starts 500 --learning-rate 1e-3"),
+        (BOX, {"per_s": 200.0}, f"crossq --env {BOX} --learning-starts 500"),
         (BOX, {"per_s": 200.0, "observation_size": 1e5}, "--model.normalise-observations"),
-        (BOX, {"per_s": 33.0, "waiting": 0.97}, "sac --env"),
+        (BOX, {"per_s": 33.0, "waiting": 0.97}, "crossq --env"),
         ("tests.support.goal_envs:GoalCodeEnv", {}, "--her --no-decorrelate"),
         ("tests.support.envs:MixedActionEnv", {}, "appo --env tests.support.envs:MixedActionEnv"),
         ("PaddleDuel-v0", {}, "appo --env PaddleDuel-v0"),
@@ -101,10 +101,10 @@ def test_the_time_is_that_of_the_simulation_here_and_of_the_learning_there() -> 
     assert one.simulation == 100.0 and one.seconds == 128.0, "in turn: 200,000 / 2,000 + 28"
     (alone,) = advice(CODE, per_s=1000.0, cores=1).suggestions
     assert alone.simulation == 200.0
-    appo, sac = sorted(advice(BOX, per_s=1000.0).suggestions, key=lambda each: each.command)
-    score = read_scores()["sac", "pendulum", ""]
-    assert sac.simulation == median(score.env_steps) / 1000
-    assert sac.seconds == max(sac.simulation, score.time), "beside each other"
+    appo, crossq = sorted(advice(BOX, per_s=1000.0).suggestions, key=lambda each: each.command)
+    score = read_scores()["crossq", "pendulum", ""]
+    assert crossq.simulation == median(score.env_steps) / 1000
+    assert crossq.seconds == max(crossq.simulation, score.time), "beside each other"
     assert appo.seconds == 127.0 and "about 2.12 min here" in appo.text
     assert "a return of -154.7 after 200,000 env steps and 27 s" in appo.text
 
@@ -115,7 +115,8 @@ def test_a_preset_is_for_its_own_environment_or_was_measured_beyond_it() -> None
     assert [each.preset for each in measured_in("ALE/Pong-v5")] == ["pong", "pong"]
     assert not measured_in("Reacher2-v5") and not measured_in(CODE)
     halfcheetah = {each.algo: each.preset for each in measured_in("HalfCheetah-v4")}
-    assert halfcheetah == {"appo": "", "sac": "halfcheetah"}, "by its defaults appo is as good"
+    wanted = {"appo": "", "crossq": "", "sac": "halfcheetah"}
+    assert halfcheetah == wanted, "by its defaults appo is as good"
 
 
 def test_what_else_there_is_to_know() -> None:
