@@ -97,7 +97,7 @@ class CriticsPasses:
         for critic in self.each:
             found.append(Errors(critic.forward(x), targets, weights))
             critic.backward(found[-1].by_values)
-        return of_errors(found)
+        return metrics_and_sizes(found)
 
 
 class Errors:
@@ -110,8 +110,9 @@ class Errors:
         self.by_values = weighted / len(targets)
 
 
-def of_errors(found: Sequence[Errors]) -> tuple[dict[str, Tensor], Tensor]:
-    """Return metrics of several critics, and the mean of the sizes of their errors, [B]."""
+def metrics_and_sizes(found: Sequence[Errors]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return metrics of several critics, and the mean over them of the sizes of their errors,
+    [B]."""
     size = torch.stack([each.errors.abs() for each in found]).mean(0)
     squares = [torch.dot(each.by_values, each.errors) for each in found]
     metrics = {

@@ -55,7 +55,7 @@ class CrossqConfig(CriticsRunConfig, SoftConfig):
 
     algo: ClassVar[str] = "crossq"
     pairing: ClassVar[str] = "sampleforge.topologies.critics_defaults:CROSSQ_ON_REPLAY"
-    # Defaults that differ from those of the parts, from table 2 of the paper:
+    # Defaults that differ from those of the parts, as the authors have them:
     learning_rate: float = 1e-3
     actor_interval: int = 3
 

@@ -22,9 +22,9 @@ CROSSQ_HYPERPARAMETERS = (*HYPERPARAMETERS, "target_entropy")
 class CrossqLearner(SacLearner):
     """`SacLearner` without target networks.
 
-    Its critics, with batch renormalisation, see both ends of the transitions in one batch (figure 2
-    of the paper), so that both are normalised alike. The policy is an ordinary network: with
-    batch renormalisation, too, it learned the same (benchmarks/results/crossq.md)."""
+    Its critics, with batch renormalisation, see both ends of the transitions in one batch, so that
+    both are normalised alike. The policy is an ordinary network: with batch renormalisation, too,
+    it learned the same (benchmarks/results/crossq.md)."""
 
     def __init__(
         self, model: ActorCritic, critics: Critics, config: SoftConfig, place: LearnerPlace
@@ -35,7 +35,8 @@ class CrossqLearner(SacLearner):
         self._part = torch.ones(())
 
     def _adam(self, flat: FlatParameters) -> Optimiser:
-        return Adam(flat, (0.5, 0.999), self._config.adam_eps)  # the paper's, in table 2
+        # Of the temperature, too, for which the authors have 0.9 in place of 0.5.
+        return Adam(flat, (0.5, 0.999), self._config.adam_eps)
 
     def _new_passes(self) -> CrossqPasses:
         return CrossqPasses(self.model, self.critics, self.target)

@@ -14,7 +14,7 @@ from sampleforge.algorithms.critics_learner import Drawing
 from sampleforge.algorithms.critics_passes import (
     CriticsPasses,
     Errors,
-    of_errors,
+    metrics_and_sizes,
     part_of_layer,
 )
 from sampleforge.algorithms.sac.learner import Drawn, SacPasses, soft_targets
@@ -47,7 +47,7 @@ class CrossqPasses(SacPasses):
         found = [Errors(each, targets, drawing.weights) for each in values]
         for critic, errors in zip(self._joint, found, strict=True):
             critic.backward(errors.by_values)
-        return of_errors(found)
+        return metrics_and_sizes(found)
 
     def _for_policy(self) -> CriticsPasses:
         folded = []
