@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.forward import autocast, compile_passes
+from sampleforge.models.forward import autocast, compile_passes, hold_weights
 from sampleforge.models.mlp_pass import MAX_ROWS
 from sampleforge.models.q_heads import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
@@ -123,6 +123,7 @@ class Acting:
         direct: DirectActing | None = None,
     ) -> None:
         self._network = network.to(place.device).eval()
+        hold_weights(self._network, place.precision)
         set_noise(self._network, Noise(place.generator, per_row=True))
         self._tensors: dict[str, torch.Tensor] = self._network.state_dict()
         self._weights = weights

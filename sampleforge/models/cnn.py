@@ -111,6 +111,14 @@ class ImageTower(nn.Module):
         features: Tensor = self.dense(whole)
         return features
 
+    def hold_in_bf16(self) -> None:
+        """Hold the weights that `forward` would convert to bf16 in every pass under autocast in
+        bf16: the results stay the same to the bit. The stem's are multiplied before."""
+        layers = (layer for layer in self.rest.modules() if isinstance(layer, nn.Conv2d))
+        weights = [tensor for layer in layers for tensor in layer.parameters()]
+        for parameter in (*weights, *(tensor for layer in self.dense.layers for tensor in layer)):
+            parameter.data = parameter.data.bfloat16()
+
     def _with_channels(self, x: Tensor) -> Tensor:
         """Return images of any layout as [N, C, H, W]; the channels of a stack are joined."""
         if x.ndim == 3:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.cnn import ImageTower
 from sampleforge.runtime.torch_settings import without_tqdm_monitor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,6 +23,15 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
         return nullcontext()  # a disabled autocast costs 5 us, as much as a layer of CartPole's MLP
     context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
     return context
+
+
+def hold_weights(model: torch.nn.Module, precision: str) -> None:
+    """Have a model that only acts hold the weights of its image towers in the ``precision`` of its
+    passes: a pass of Nature CNN for 8 rows takes 1.27 instead of 1.89 ms of a core in bf16."""
+    if precision == "bf16":
+        for module in model.modules():
+            if isinstance(module, ImageTower):
+                module.hold_in_bf16()
 
 
 def compile_passes(model: ActorCritic) -> None:

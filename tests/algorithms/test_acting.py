@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
 from sampleforge.algorithms.exploring import epsilon_greedy
 from sampleforge.algorithms.sampling import Stochastic, sampling
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.forward import autocast
 from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.shared.counters import Counters, Progress, TrainingClock
 from sampleforge.shared.newest import SharedWeights
+from sampleforge.spec import ActionSpec, ArraySpec
 from sampleforge.topologies.graph import COUNTERS
 from tests.support.learners import config, model_of
 from tests.support.q_learning import network
@@ -144,3 +148,45 @@ def test_sampling_looks_for_newer_weights_each_time() -> None:
         weights.publish(model.state_dict(), version)
         acting.refresh()
         assert acting.version == version, "also if it has not acted in between"
+
+
+SCREEN = {"obs": ArraySpec((4, 84, 84), "uint8")}
+CHOICE = {"action": ActionSpec("discrete", (), "int64", (6,))}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"layer_norm": True, "normalise_images": True},
+        {"encoder": "impala_resnet"},
+        {"core": "gru", "separate_critic": True},
+    ],
+)
+def test_acting_in_bf16_holds_its_weights_in_bf16_with_the_same_results(
+    settings: dict[str, Any],
+) -> None:
+    """As autocast has them, which converts all weights in every pass."""
+
+    def model(seed: int) -> ActorCritic:
+        torch.manual_seed(seed)
+        return ActorCritic(ModelConfig(**settings), SCREEN, CHOICE)
+
+    newest = model(2)
+    acts = model(1)
+    weights = SharedWeights(newest.state_dict())
+    acting = sampling(acts, weights, ActingPlace(generator(), precision="bf16"))
+    weights.publish(newest.state_dict(), 1)
+    acting.refresh()
+    convolutions = [m.weight for m in acts.modules() if isinstance(m, torch.nn.Conv2d)]
+    stems = 1 if acts.critic is None else 2  # they are scaled before
+    assert [w.dtype for w in convolutions].count(torch.float32) == stems
+    obs = {"obs": torch.randint(0, 256, (ROWS, 4, 84, 84), dtype=torch.uint8)}
+    state, is_first = torch.randn(ROWS, newest.state_size), torch.arange(ROWS) % 2 == 0
+    acted = acting.act(obs, state, is_first, torch.arange(ROWS))
+    with torch.inference_mode(), autocast(torch.device("cpu"), "bf16"):
+        output = newest.eval().step(obs, state, is_first)
+    distribution = newest.distribution(output.parameters, obs)
+    assert torch.equal(acted.extras["value"], output.values)
+    assert torch.equal(acted.extras["log_prob"], distribution.log_prob(acted.actions))
+    assert torch.equal(acted.state, output.state)
