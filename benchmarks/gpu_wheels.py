@@ -4,7 +4,7 @@
     python -m pip install --no-index --no-deps wheels/*.whl        # there
 
 The machine must have torch, numpy and pytest. The wheels are those of the project, of what it needs
-besides, and of the simulators that are measured.
+besides, and of the simulators that are measured, in the versions that are installed here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
@@ -42,7 +43,8 @@ def main() -> None:
         if package in args.without:
             continue
         download = [*pip, "download", "-q", "--no-deps", "--only-binary=:all:", *target]
-        done = subprocess.run([*download, "-d", str(args.out), package], stderr=subprocess.PIPE)
+        chosen = f"{package}=={version(package)}"  # each alone might be too new for another
+        done = subprocess.run([*download, "-d", str(args.out), chosen], stderr=subprocess.PIPE)
         lacking += [package] if done.returncode else []
         print(f"{package}: {'no wheel' if done.returncode else 'ok'}", file=sys.stderr, flush=True)
     subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(args.out), str(REPO)], check=True)

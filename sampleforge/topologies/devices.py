@@ -130,14 +130,12 @@ def _obstacles(config: SlotsRunConfig | ReplayRunConfig) -> list[str]:
     """Return what a graph cannot hold, each as a flag and the reason."""
     core, learners = config.model.core, config.num_learners
     annealed = {name: text for name, text in config.anneal.items() if name != "learning_rate"}
-    compiles = isinstance(config, ReplayRunConfig) and getattr(config, "compile", False)
     reasons = {
         f"--model.core {core}: its passes depend on where episodes begin": core != "none",
         f"--num-learners {learners}: it cannot hold the sums of gradients": learners > 1,
         f"--model.head {config.model.head}: it holds no code of your own": bool(config.model.head),
         "--variable-experience: batches differ in size": config.variable_experience,
         "--noisy-nets: a graph would repeat its noise": getattr(config, "noisy_nets", False),
-        "--compile: a graph of sac, crossq or td3 holds other passes": compiles,
         f"{typed('anneal', annealed)}: a graph has fixed hyperparameters": bool(annealed),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -246,6 +246,10 @@ def test_critics_of_vectors_are_on_a_gpu_and_their_actors_are_not(make):
         assert (plan.device, plan.inference, acting_device(plan)) == ("cuda", "inline", "cpu")
         asked = resolve_critics(make(env="Code", inference="worker"), spec)
         assert acting_device(plan_of(asked, spec, "cuda")) == "cuda"
+        compiled = resolve_critics(make(env="Code", compile=True), spec)
+        with pytest.raises(ConfigError, match="on cuda here, where compiled passes"):
+            plan_of(compiled, spec, "cuda")
+    assert plan_of(compiled, spec, "cpu").device == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,7 @@ class Benchmark:
             gpu_load(use.percent for use in window.gpus.values()),
         )
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
+        passes = window.rate("forwards")
         exchange = self._graph.groups[0].exchange
         assert exchange is not None, "without actors there is nothing to measure"
         return {
@@ -228,6 +229,7 @@ class Benchmark:
                 for device, use in window.gpus.items()
             },
             "policy_busy": policy_busy(table),
+            "rows_per_pass": window.rate("rows") / passes if passes else None,
             "verdict": dataclasses.asdict(judged),
             "setting": dataclasses.asdict(context),
         }

@@ -105,10 +105,12 @@ def _lines(result: dict[str, Any]) -> Iterable[str]:
     total, others = sum(result["busy_cores"].values()), result["others_cores"]
     yield f"cores used {total:.2f} of {setting['cores']}: {busy}"
     yield f"           {result['idle_cores']:.2f} idle, {others:.2f} used by other programs"
-    policy = "" if result["policy_busy"] is None else f"{result['policy_busy']:.0%}"
+    policy = "" if result["policy_busy"] is None else f"{result['policy_busy']:.0%} of their time"
+    if policy and result["rows_per_pass"] is not None:
+        policy += f", {result['rows_per_pass']:.1f} rows a pass"
     for device, use in result["gpus"].items():
         load = "" if use["percent"] is None else f"computes {use['percent']:.0f}% of the time, "
-        beside = f"; policy workers are busy {policy} of their time" if policy else ""
+        beside = f"; policy workers are busy {policy}" if policy else ""
         memory = human_bytes(use["memory_mib"] * MIB)
         yield f"GPU {device:<7}{load}{memory} of its memory in use{beside}"
     if others > OTHERS * setting["cores"]:

@@ -334,9 +334,11 @@ def test_a_serial_benchmark_reports_and_trains_nothing_to_keep(tmp_path) -> None
     result = json.loads((tmp_path / "benchmark.json").read_text())
     check_result(result)
     assert result["gpus"] == {} and result["policy_busy"] is None
+    assert result["rows_per_pass"] is None
     used = {"0": {"percent": 63.4, "memory_mib": 2048.0}, "1": {"percent": None, "memory_mib": 1.0}}
-    shown = render({**result, "gpus": used, "policy_busy": 0.97})
+    shown = render({**result, "gpus": used, "policy_busy": 0.97, "rows_per_pass": 32})
     assert "GPU 0      computes 63% of the time, 2 GiB of its memory in use; policy" in shown
+    assert "97% of their time, 32.0 rows a pass" in " ".join(shown.split())
     assert "GPU 1      1 MiB of its memory in use" in shown
     # In turn, and measured from the end of a batch to the end of another; the steps after an
     # episode's end are not trained on.
@@ -364,11 +366,13 @@ def check_result(result) -> None:
 def test_benchmark_of_processes(run_cli, tmp_path) -> None:
     flags = "--env CartPole-v1 --num-workers 2 --async-rl --benchmark --benchmark-seconds 1"
     flags += " --num-envs-per-worker 8 --batch-size 256"  # many updates, on a slow machine too
+    flags += " --inference worker --num-splits 2"
     done = run_cli("train", "appo", *flags.split(), "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "benchmark.json").read_text())
     check_result(result)
-    assert {"actor 0", "actor 1", "learner"} <= set(result["busy_cores"])
+    assert {"actor 0", "actor 1", "policy 0", "learner"} <= set(result["busy_cores"])
+    assert 4 <= result["rows_per_pass"] <= 16, "of one request, and of all four"
     assert "bookkeeping" in done.stdout and "simulator alone" in done.stdout
     table = done.stdout[
         done.stdout.index("\n  simulator alone") : done.stdout.index("\nbottleneck")
