@@ -42,9 +42,11 @@ CASES = {
     "halfcheetah": asynchronous("HalfCheetah-v5"),
     "minatar": asynchronous("MinAtar/Breakout"),
     "breakout": asynchronous("ALE/Breakout-v5"),
+    "vizdoom": asynchronous("VizdoomBasic-v1"),
     "breakout-gru": asynchronous("ALE/Breakout-v5", core="gru"),
 }
-"""Observations of 16 bytes, 68 bytes, 400 bytes, 28 KB; MLP, MLP, small CNN, Nature CNN."""
+"""Observations of 16 bytes, 68 bytes, 400 bytes, 28 KB, 28 KB; MLP, MLP, small CNN, Nature CNN,
+Doom's CNN."""
 
 
 def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:

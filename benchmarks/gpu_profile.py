@@ -4,16 +4,14 @@
     python benchmarks/gpu_profile.py inference --device cuda
 
 Run by `benchmarks/gpu.py`. ``learner``: the updates of a batch of Breakout in 16 gradient
-steps; eager, with compiled passes, and as one CUDA graph. ``inference``: the passes of a policy
-worker, and both kinds of work in two streams of one process. Batches have random contents, and stay
-on the device.
+steps; eager, with compiled passes, and as one CUDA graph. ``inference``: the answers of a policy
+worker. Batches have random contents, and stay on the device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +33,7 @@ from sampleforge.models.forward import compile_passes
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
@@ -43,6 +42,7 @@ from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.learner_maker import make_learner
 from sampleforge.topologies.ppo_config import AppoConfig
 from sampleforge.topologies.starts import ResumePoint
+from sampleforge.workers.staged_acting import StagedActing, gather, scatter
 from tests.support.pairings import network_maker, plan_of
 
 TOP = 12
@@ -51,6 +51,9 @@ CALLS = 3
 """Calls that are profiled."""
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync")
 """Beginnings of the names of what starts work on a GPU."""
+REQUESTS = (1, 8, 16)
+"""Numbers of requests that are answered at once."""
+ROWS_OF_A_REQUEST = 4
 STEPS = {"num_epochs": 4, "minibatch_size": 512}
 """Of the profiled update: 16 gradient steps for a batch of 2048."""
 
@@ -85,7 +88,6 @@ def new_acting(
     spec: EnvSpec,
     device: torch.device,
     precision: str,
-    compiled_for: tuple[int, ...] = (),
 ) -> Acting:
     model = network_maker(config, spec, 0)()
     weights = SharedWeights(model.state_dict())
@@ -94,8 +96,6 @@ def new_acting(
         model, weights, ActingPlace(torch.Generator(device).manual_seed(0), precision=precision)
     )
     acting.refresh()
-    if compiled_for:
-        acting.compile(spec.observations, compiled_for)
     return acting
 
 
@@ -144,10 +144,10 @@ def _idle_share(events: list[Any], wall: float) -> float:
     return max(0.0, 1.0 - busy / (wall * 1e6))
 
 
-def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def guarded(measure: Callable[..., dict[str, Any]], *of: Any) -> dict[str, Any]:
     """Return what was measured, or the error: the other variants are measured all the same."""
     try:
-        return measure()
+        return measure(*of)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
 
@@ -170,10 +170,10 @@ def learner_steps(device: torch.device, seconds: float) -> dict[str, Any]:
         figures = {"update_ms": each * 1e3, "step_ms": each * 1e3 / steps}
         return figures | profiled(lambda: learner.update(batch, 0.0), device)
 
-    result["eager"] = guarded(lambda: measured("eager"))
+    result["eager"] = guarded(measured, "eager")
     if device.type == "cuda":
         for how in ("compiled", "graph", "compiled graph"):
-            result[how] = guarded(lambda how=how: measured(how))  # type: ignore[misc]
+            result[how] = guarded(measured, how)
     return result
 
 
@@ -204,9 +204,9 @@ def sac_updates(device: torch.device, seconds: float) -> dict[str, Any]:
         figures = {"update_ms": of * 1e3, "updates_per_s": 1.0 / of}
         return figures | profiled(lambda: learner.update(next(each), 0.0), device)
 
-    result["eager"] = guarded(lambda: measured("eager"))
+    result["eager"] = guarded(measured, "eager")
     if device.type == "cuda":
-        result["graph"] = guarded(lambda: measured("graph"))
+        result["graph"] = guarded(measured, "graph")
     return result
 
 
@@ -228,100 +228,43 @@ def sac_sample(spec: EnvSpec, rows: int, seed: int) -> ReplaySample:
 
 
 def inference(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Measure and profile the passes of a policy worker; on a GPU also beside a learner."""
-    config, spec = case_of(device)
-    batch, plan = batch_of(config, spec, device)
-    result: dict[str, Any] = {"precision": plan.precision, "env": config.env}
-    sizes = (32, 256, 1024) if device.type == "cuda" else (16,)
-    for rows in sizes:
-        one = inputs(batch, rows, device)
-        for how in ("eager", "compiled") if device.type == "cuda" else ("eager",):
-            result[f"{how} {rows}"] = guarded(
-                lambda how=how, rows=rows, one=one: pass_of(  # type: ignore[misc]
-                    new_acting(
-                        *(config, spec, device, plan.precision),
-                        compiled_for=(rows,) if how == "compiled" else (),
-                    ),
-                    one,
-                    device,
-                    seconds,
-                )
+    """Measure and profile what a policy worker does for an answer, by the defaults of a run: gather
+    the inputs of n requests, act (on a GPU from a graph), and scatter the answers."""
+    result: dict[str, Any] = {"rows_of_a_request": ROWS_OF_A_REQUEST}
+    for case in ("breakout", "vizdoom") if device.type == "cuda" else ("minatar",):
+        config, spec = prepared(case)
+        precision = plan_of(config, spec, device.type).precision
+        slots = filled_slots(config, spec, ROWS_OF_A_REQUEST, REQUESTS[-1])
+        acting = new_acting(config, spec, device, precision)
+        staged = StagedActing(acting, slots.shape, device, REQUESTS[-1], spins=True)
+        for requests in REQUESTS:
+            result[f"{case}, {requests} requests in {precision}"] = guarded(
+                answered, staged, slots, requests, device, seconds
             )
-    if device.type == "cuda":
-        result["two streams"] = guarded(
-            lambda: two_streams(config, spec, batch, plan, device, seconds)
-        )
     return result
 
 
-def inputs(batch: Batch, rows: int, device: torch.device) -> tuple[Any, ...]:
-    """Return the arguments of a forward pass of ``rows`` rows: steps of the batch."""
-    obs = {name: leaf.flatten(0, 1)[:rows].contiguous() for name, leaf in batch.obs.items()}
-    first = torch.zeros(rows, dtype=torch.bool, device=device)
-    return obs, torch.zeros((rows, 0), device=device), first, torch.arange(rows, device=device)
-
-
-def pass_of(
-    acting: Acting, arguments: tuple[Any, ...], device: torch.device, seconds: float
-) -> dict[str, Any]:
-    each = seconds_of(lambda: acting.act(*arguments), seconds, device)
-    found = profiled(lambda: acting.act(*arguments), device)
-    rows = len(arguments[2])
-    return {"pass_ms": each * 1e3, "rows_per_s": rows / each} | found
-
-
-def two_streams(
-    config: AppoConfig,
-    spec: EnvSpec,
-    batch: Batch,
-    plan: Any,
+def answered(
+    staged: StagedActing,
+    slots: TrajectorySlots,
+    requests: int,
     device: torch.device,
     seconds: float,
 ) -> dict[str, Any]:
-    """Measure updates and forward passes (of 256 rows), each alone and both at once: the passes in
-    a thread with a stream of higher priority."""
-    learner = new_learner(config, spec, plan, "eager")
-    acting = new_acting(config, spec, device, plan.precision)
-    arguments = inputs(batch, 256, device)
-
-    def act() -> None:
-        acting.act(*arguments)
-        torch.cuda.current_stream(device).synchronize()
-
-    def run(work: Callable[[], object], priority: int, rates: dict[str, float], name: str) -> None:
-        stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                work()
-            stream.synchronize()
-            started, calls = time.perf_counter(), 0
-            while time.perf_counter() < started + seconds:
-                work()
-                calls += 1
-            stream.synchronize()
-            rates[name] = calls / (time.perf_counter() - started)
-
-    def rates_of(*works: tuple[str, Callable[[], object], int]) -> dict[str, float]:
-        rates: dict[str, float] = {}
-        threads = [
-            threading.Thread(target=run, args=(work, priority, rates, name))
-            for name, work, priority in works
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return rates
-
-    updates = ("updates", lambda: learner.update(batch, 0.0), 0)
-    passes = ("passes", act, -1)
-    alone = rates_of(updates) | rates_of(passes)
-    both = rates_of(updates, passes)
-    return {
-        **{f"{name}_per_s_alone": rate for name, rate in alone.items()},
-        **{f"{name}_per_s_together": rate for name, rate in both.items()},
-        "sum_of_shares": sum(both[name] / alone[name] for name in alone),
+    """Return the times of an answer to n requests, and the profile of its step."""
+    inputs = staged.inputs(requests)
+    at = np.arange(requests), np.zeros(requests, np.intp)
+    gather(slots, at, inputs)
+    for _ in range(2):  # operation by operation, then recorded
+        acted = staged.act(inputs)
+    parts: dict[str, Callable[[], object]] = {
+        "gather": lambda: gather(slots, at, inputs),
+        "pass": lambda: staged.act(inputs),
+        "scatter": lambda: scatter(slots, at, acted),
     }
+    each = {f"{n}_ms": seconds_of(part, seconds, device) * 1e3 for n, part in parts.items()}
+    rows_per_s = requests * ROWS_OF_A_REQUEST / sum(each.values()) * 1e3
+    return {**each, "rows_per_s": rows_per_s} | profiled(parts["pass"], device)
 
 
 def main() -> None:

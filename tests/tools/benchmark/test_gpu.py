@@ -79,7 +79,7 @@ def test_the_command_writes_its_report_without_a_gpu(run_cli: RunCli, tmp_path: 
     assert found["device"] == "cpu"
     status = {name: of["status"] for name, of in found["sections"].items()}
     assert status == {"inference": "ok", "apex-gpu-frames": "skipped"}
-    passes = found["sections"]["inference"]["result"]["eager 16"]
+    passes = found["sections"]["inference"]["result"]["minatar, 16 requests in fp32"]
     assert passes["pass_ms"] > 0 and passes["top"][0]["name"].startswith("aten::")
     text = out.read_text()
     assert "no figure of a GPU" in text and "copies of frames need a GPU" in text
