@@ -18,7 +18,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.learner_maker import freeze
+from sampleforge.topologies.learner_maker import freeze, new_state
 from sampleforge.topologies.policy_roles import PolicyRoles, roles_of_policies
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
@@ -146,7 +146,11 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
     model = session.run_plan.agents[0].maker(start.seed)()  # what does not fit is refused here
     freeze(model, session.run_plan.config.freeze)
     for name, initial in session.opened.initial.items():
-        if left := initial.weights(session.run_plan.new_model(name)):
+        left = initial.weights(session.run_plan.new_model(name))
+        if name in session.roles.trained:
+            agents = session.run_plan.agents_of(name)
+            left += initial.new_beside(new_state(agents.maker(start.seed), agents.plan, start))
+        if left:
             of = f" of {name}" if len(session.opened.initial) > 1 else ""
             session.message(f"--init-from: new{of} are {', '.join(left)}")
     hooks = RunHooks(

@@ -92,8 +92,14 @@ class Checkpoints(Callback):
         return any(policy.milestone_passed for policy in self._policies)
 
     def on_stop(self, session: Session) -> None:
-        if self.writes:
+        if not self.writes:
+            return
+        try:
             self.save(session)
+        except TimeoutError as error:
+            if self._has_learned() or not session.is_interrupted():
+                raise
+            session.alert(f"{error}. It had learned nothing, so there is no new checkpoint")
 
     def save(self, session: Session) -> int:
         """Write a checkpoint of every policy now, and tell the session of it; returns its env

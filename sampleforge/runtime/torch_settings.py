@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,19 +32,25 @@ def limit_threads(count: int) -> Callable[[], object]:
 
 
 def without_tqdm_monitor() -> Callable[[], None]:
-    """Have tqdm start no thread from now on, if it is installed; return the function that takes
-    this back.
+    """Have tqdm start no thread, and make no lock for other processes, from now on, if it is
+    installed; return the function that takes this back.
 
     Torch's interpreter of graphs, which compilation and export use, makes a progress bar, though a
-    disabled one, and the first bar of a process starts a thread, unless tqdm's interval is 0.
+    disabled one. The first bar of a process starts a thread, unless tqdm's interval is 0, and makes
+    a named semaphore, unless it has a lock: the semaphore would outlive a worker that is killed.
     """
     if importlib.util.find_spec("tqdm") is None:
         return lambda: None
     bars: Any = importlib.import_module("tqdm").tqdm
     before, bars.monitor_interval = bars.monitor_interval, 0
+    has_lock = hasattr(bars, "_lock")
+    if not has_lock:
+        bars.set_lock(threading.RLock())
 
     def restore() -> None:
         bars.monitor_interval = before
+        if not has_lock:
+            del bars._lock
 
     return restore
 

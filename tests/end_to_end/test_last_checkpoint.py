@@ -6,10 +6,16 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sampleforge.api import train as train_in_process
+from sampleforge.run.callback import Callback
+from sampleforge.run.checkpoints import PolicyCheckpoints
 from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.session import Session
+from sampleforge.topologies.config import AppoConfig
 from tests.support.processes import StartCli
 from tests.support.runs import summary, train, until, until_trained, worker
 
@@ -138,3 +144,34 @@ def test_a_worker_is_replaced_although_the_fork_server_was_stopped(
     process.communicate(timeout=WITHIN_S)
     assert process.returncode == 143
     assert summary(run)["restarts"] == summary(run)["restarts_by_role"]["actor"] == 1
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_learner_that_cannot_answer_in_time_is_an_error_only_if_it_has_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learned: bool
+) -> None:
+    """One that compiles at its start is not done with it after 30 s on a busy machine."""
+    said: list[str] = []
+
+    class Interrupts(Callback):
+        def on_poll(self, session: Session) -> None:
+            if not learned or session.graph.counters.total("updates"):
+                session.interrupt()
+
+        def on_message(self, session: Session, message: Any) -> None:
+            said.append(message.text)
+
+    def save(self: PolicyCheckpoints, session: Session) -> int:
+        raise TimeoutError("learner did not write the last checkpoint within 30 s")
+
+    monkeypatch.setattr(PolicyCheckpoints, "save", save)
+    more: dict[str, Any] = {"rollout": 16, "num_epochs": 1, "num_envs_per_worker": 4}
+    config = AppoConfig(
+        env="CartPole-v1", serial=True, batch_size=64, run_dir=str(tmp_path / "run"), **more
+    )
+    if learned:
+        with pytest.raises(TimeoutError, match="within 30 s"):
+            train_in_process(config, [Interrupts()])
+        return
+    assert train_in_process(config, [Interrupts()]).summary["status"] == "interrupted"
+    assert any("It had learned nothing, so there is no new checkpoint" in text for text in said)

@@ -71,18 +71,36 @@ class InitialWeights:
         returns and rewards, as far as the checkpoint has them and the critic is taken. A network
         is taken as a whole: the layers of one that normalises its inputs are of no use to one that
         does not."""
-        if self._parts and "critic" not in self._parts:
+        if not self._takes_critics:
             return
-        (own, plain), theirs = learner.state(), self._tensors()
+        own, plain = learner.state()
+        found, _ = self._beside_the_model(own)
+        learner.load({**own, **found}, plain)
+
+    def new_beside(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of what `learner` leaves as it is made, of a learner that has the
+        tensors ``state``, though the critic is taken."""
+        return sorted(self._beside_the_model(state)[1]) if self._takes_critics else []
+
+    def _beside_the_model(
+        self, own: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], set[str]]:
+        """Return those of the checkpoint's tensors that take the place of a learner's ``own``
+        beside its model, and the networks and other parts of it that are left."""
+        theirs = self._tensors()
         beside = {name: tensor for name, tensor in own.items() if not OF_ONE_LEARNER.match(name)}
         found = _fitting(theirs, beside)
-        networks = {_network(name) for name in beside}
+        parts = {_network(name) for name in beside}
         apart = {_network(name) for name in beside.keys() - found.keys()}
-        apart |= {_network(name) for name in theirs.keys() - own.keys()} & networks
+        apart |= {_network(name) for name in theirs.keys() - own.keys()} & parts
         if apart & OF_CRITICS:
-            apart |= OF_CRITICS
+            apart |= OF_CRITICS & parts
         found = {name: tensor for name, tensor in found.items() if _network(name) not in apart}
-        learner.load({**own, **found}, plain)
+        return found, apart
+
+    @property
+    def _takes_critics(self) -> bool:
+        return not self._parts or "critic" in self._parts
 
     def _takes(self, name: str) -> bool:
         return not self._parts or part_of(name) in self._parts

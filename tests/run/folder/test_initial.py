@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ def test_critics_are_taken_with_their_norms_and_targets_or_not_at_all(
     store = CheckpointStore(tmp_path, 1)
     checkpoint = Checkpoint(tensors, {"env_steps": 0, "learner": plain})
     store.save(checkpoint, env_steps=0, version=3, return_mean=None)
-    InitialWeights(store, "latest", (), "refuse").learner(other)
+    initial = InitialWeights(store, "latest", (), "refuse")
+    own = {name.partition("/")[0] for name in before if not re.match("model/|rng|.*optim", name)}
+    assert initial.new_beside(before) == sorted(own - taken)
+    initial.learner(other)
     after = other.state()[0]
     changed = {n.partition("/")[0] for n in after if not torch.equal(after[n], before[n])}
     assert changed == taken
