@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("gpu")
 
 
+@pytest.fixture
+def gpu_sections(gpu: Any) -> Any:
+    """What `gpu` has imported."""
+    return importlib.import_module("gpu_sections")
+
+
 def test_a_section_that_fails_is_reported_and_the_others_have_their_results(
-    gpu: Any, tmp_path: Path
+    gpu: Any, gpu_sections: Any, tmp_path: Path
 ) -> None:
     def fails(setting: Any, limit: float) -> dict[str, Any]:
-        return {"summary": gpu.called([sys.executable, "-c", "import nothing_here"], 20, tmp_path)}
+        return {
+            "summary": gpu_sections.called(
+                [sys.executable, "-c", "import nothing_here"], 20, tmp_path
+            )
+        }
 
     def hangs(setting: Any, limit: float) -> dict[str, Any]:
         return {
-            "summary": gpu.called(
+            "summary": gpu_sections.called(
                 [sys.executable, "-c", "import time; time.sleep(60)"], 0.2, tmp_path
             )
         }
@@ -39,7 +50,9 @@ def test_a_section_that_fails_is_reported_and_the_others_have_their_results(
     setting = gpu.Setting("cuda", 1, tmp_path)
     runs = {"tests": works, "appo-worker": fails, "learner": hangs}
     results = {
-        name: gpu.run_section(gpu.Section(name, name, 20, run, gpu.show_tests), setting, 20)
+        name: gpu.run_section(
+            gpu.Section(name, name, 20, run, gpu_sections.show_tests), setting, 20
+        )
         for name, run in runs.items()
     }
     text = gpu.report(results, setting, "machine")
@@ -47,6 +60,28 @@ def test_a_section_that_fails_is_reported_and_the_others_have_their_results(
     assert "4 passed" in text and "No module named 'nothing_here'" in text
     assert "not done after 0 s" in text
     assert text.count("not measured") == 4, "targets"
+
+
+def test_the_service_is_started_for_a_section_and_ended_after_it(
+    gpu: Any, gpu_sections: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"
+    script = 'if [ "$1" = -d ]; then echo start; else cat; fi >> "$(dirname "$0")/said"'
+    control.write_text(f"#!/bin/sh\n{script}\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def fails(setting: Any, limit: float) -> dict[str, Any]:
+        assert Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
+        with (tmp_path / "said").open("a") as said:
+            said.write("run\n")
+        raise gpu_sections.SectionError("died")
+
+    section = gpu.Section("x", "x", 20, gpu_sections.with_service(fails), gpu_sections.show_tests)
+    found = gpu.run_section(section, gpu.Setting("cuda", 1, tmp_path), 20)
+    assert (found["status"], found["error"]) == ("failed", "died")
+    assert (tmp_path / "said").read_text().split() == ["start", "run", "quit"]
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def test_targets_are_judged_by_the_best_variant(gpu: Any, tmp_path: Path) -> None:
@@ -72,13 +107,14 @@ def test_targets_are_judged_by_the_best_variant(gpu: Any, tmp_path: Path) -> Non
 def test_the_command_writes_its_report_without_a_gpu(run_cli: RunCli, tmp_path: Path) -> None:
     out = tmp_path / "found.md"
     command = [str(REPO / "benchmarks" / "gpu.py"), "--dry-run"]
-    command += ["--out", str(out), "--only", "inference", "apex-gpu-frames"]
+    command += ["--out", str(out), "--only", "inference", "apex-gpu-frames", "appo-service"]
     ended = run_cli(*command, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(out.with_suffix(".json").read_text())
     assert found["device"] == "cpu"
     status = {name: of["status"] for name, of in found["sections"].items()}
-    assert status == {"inference": "ok", "apex-gpu-frames": "skipped"}
+    skipped = dict.fromkeys(("apex-gpu-frames", "appo-service"), "skipped")
+    assert status == {"inference": "ok", **skipped}
     passes = found["sections"]["inference"]["result"]["minatar, 16 requests in fp32"]
     assert passes["pass_ms"] > 0 and passes["top"][0]["name"].startswith("aten::")
     text = out.read_text()
