@@ -42,11 +42,9 @@ CASES = {
     "halfcheetah": asynchronous("HalfCheetah-v5"),
     "minatar": asynchronous("MinAtar/Breakout"),
     "breakout": asynchronous("ALE/Breakout-v5"),
-    "vizdoom": asynchronous("VizdoomBasic-v1"),
     "breakout-gru": asynchronous("ALE/Breakout-v5", core="gru"),
 }
-"""Observations of 16 bytes, 68 bytes, 400 bytes, 28 KB, 28 KB; MLP, MLP, small CNN, Nature CNN,
-Doom's CNN."""
+"""Observations of 16 bytes, 68 bytes, 400 bytes, 28 KB; MLP, MLP, small CNN, Nature CNN."""
 
 
 def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
@@ -58,11 +56,15 @@ def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
 
 
 def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
-    """Return the resolved config of a case, with the encoder chosen, and the spec of its
-    environment."""
-    vector = make_vector(CASES[case], 1, [0])
+    """Return what `resolved` returns for a case."""
+    return resolved(CASES[case])
+
+
+def resolved(asked: AppoConfig) -> tuple[AppoConfig, EnvSpec]:
+    """Return the resolved config, with the encoder chosen, and the spec of its environment."""
+    vector = make_vector(asked, 1, [0])
     vector.close()
-    config, spec = resolve_defaults(CASES[case], vector.spec), vector.spec
+    config, spec = resolve_defaults(asked, vector.spec), vector.spec
     assert isinstance(config, AppoConfig)
     encoder = resolve_encoder(config.model, spec.observations)
     return replace(config, model=encoder, minibatch_size=None), spec

@@ -7,10 +7,11 @@
 It runs the tests marked ``gpu``; every algorithm with every feature; Breakout with APPO (policy
 workers and inline inference, compiled passes, no CUDA graphs), Ape-X (frames in the machine's
 memory, and on the GPU) and DD-PPO (a rank per GPU, and four on one), ViZDoom, CartPole and
-HalfCheetah, beside the simulators' own rates; profiles the updates of learners and a forward pass;
-and trains MinAtar/Breakout in bf16. Each section is a process of its own. If it fails or takes too
-long, the report has its error, and the next section goes on. A section for which no time is left is
-skipped. The report is written after every section.
+HalfCheetah (SAC, CrossQ), beside the simulators' own rates, some with NVIDIA's Multi-Process
+Service; profiles the updates of learners and the answers of a policy worker; and trains
+MinAtar/Breakout in bf16. Each section is a process of its own. If it fails or takes too long, the
+report has its error, and the next section goes on. A section for which no time is left is skipped.
+The report is written after every section.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Run by `benchmarks/gpu.py`. ``learner``: the updates of a batch of Breakout in 16 gradient
 steps; eager, with compiled passes, and as one CUDA graph. ``inference``: the answers of a policy
-worker. Batches have random contents, and stay on the device.
+worker, whose inputs are in host memory. Batches have random contents, and stay on the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from cases import filled_slots, prepared, seconds_of
+from cases import filled_slots, prepared, resolved, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
@@ -231,14 +231,15 @@ def inference(device: torch.device, seconds: float) -> dict[str, Any]:
     """Measure and profile what a policy worker does for an answer, by the defaults of a run: gather
     the inputs of n requests, act (on a GPU from a graph), and scatter the answers."""
     result: dict[str, Any] = {"rows_of_a_request": ROWS_OF_A_REQUEST}
-    for case in ("breakout", "vizdoom") if device.type == "cuda" else ("minatar",):
-        config, spec = prepared(case)
+    on_gpu = device.type == "cuda"
+    for env in ("ALE/Breakout-v5", "VizdoomBasic-v1") if on_gpu else ("MinAtar/Breakout",):
+        config, spec = resolved(AppoConfig(env=env))
         precision = plan_of(config, spec, device.type).precision
         slots = filled_slots(config, spec, ROWS_OF_A_REQUEST, REQUESTS[-1])
         acting = new_acting(config, spec, device, precision)
         staged = StagedActing(acting, slots.shape, device, REQUESTS[-1], spins=True)
         for requests in REQUESTS:
-            result[f"{case}, {requests} requests in {precision}"] = guarded(
+            result[f"{env}, {requests} requests in {precision}"] = guarded(
                 answered, staged, slots, requests, device, seconds
             )
     return result

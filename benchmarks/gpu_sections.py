@@ -20,6 +20,8 @@ HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 ENDING = 10.0
 """Seconds in which a process that was asked to end does so."""
+GRACE = 5
+"""Seconds that the Multi-Process Service gives to programs that are left."""
 BREAKOUT = "ALE/Breakout-v5"
 
 
@@ -148,8 +150,8 @@ def with_service(run: Callable[[Setting, float], Any]) -> Callable[[Setting, flo
                 subprocess.run([control, "-d"], check=True, timeout=ENDING)
                 try:
                     found: dict[str, Any] = run(setting, limit)
-                finally:
-                    subprocess.run([control], input=b"quit\n", check=True, timeout=ENDING)
+                finally:  # with clients that are left it ends all the same, after some seconds
+                    subprocess.run([control], input=f"quit -t {GRACE}\n".encode())
             finally:
                 for name in names:
                     del os.environ[name]
@@ -169,15 +171,15 @@ def show_benchmark(result: dict[str, Any]) -> str:
     cells = [*map(rate, names), "-" if fraction is None else f"{fraction:.1%}"]
     verdict = result["verdict"]
     hint = f"; flags to try: {', '.join(verdict['flags'])}" if verdict["flags"] else ""
-    idle = [stage for stage in result["stages"] or () if stage["name"] == "policy idle"]
     lines = [
         f"`train.py {result['flags']}`",
         "",
         machine.table(["run", *columns], [["system", *cells]]),
         "",
     ]
-    if idle:
-        lines += [f"Policy workers are idle for {idle[0]['share']:.1%} of their time.", ""]
+    if result["policy_busy"] is not None:
+        busy, rows = result["policy_busy"], result["rows_per_pass"] or 0.0
+        lines += [f"Policy workers are busy {busy:.1%} of their time: {rows:.1f} rows at once.", ""]
     return "\n".join([*lines, f"Bottleneck: {verdict['bottleneck']}{hint}"])
 
 
@@ -230,6 +232,10 @@ def profile(what: str) -> Callable[[Setting, float], dict[str, Any]]:
     return run
 
 
+MORE_FIGURES = ("updates_per_s", "gather_ms", "scatter_ms", "rows_per_s")
+"""Of a profile, beside those of its table."""
+
+
 def show_profile(result: dict[str, Any]) -> str:
     """Return a table of the variants, and the top operations of each."""
     about = {n: v for n, v in result.items() if not isinstance(v, dict)}
@@ -248,16 +254,15 @@ def show_profile(result: dict[str, Any]) -> str:
     for name, of in variants.items():
         if "error" in of:
             parts.append(f"{name} failed:\n\n```\n{of['error']}\n```")
-        elif "top" in of:
-            top = [
-                [f"`{o['name']}`", f"{o['calls']:.0f}", f"{o['us']:.0f}", f"{o['share']:.0%}"]
-                for o in of["top"]
-            ]
-            table = machine.table(["operation", "calls", "us", "share"], top)
-            parts.append(f"Top operations, {name} (own time per call):\n\n{table}")
-        else:
-            figures = (f"{n.replace('_', ' ')} {v:.4g}" for n, v in of.items())
-            parts.append(f"{name}: {', '.join(figures)}")
+            continue
+        more = (f"{n.replace('_', ' ')} {of[n]:.4g}" for n in MORE_FIGURES if n in of)
+        parts.append(f"{name}: {', '.join(more)}")
+        top = [
+            [f"`{o['name']}`", f"{o['calls']:.0f}", f"{o['us']:.0f}", f"{o['share']:.0%}"]
+            for o in of["top"]
+        ]
+        table = machine.table(["operation", "calls", "us", "share"], top)
+        parts.append(f"Top operations, {name} (own time per call):\n\n{table}")
     return "\n\n".join(part for part in parts if part)
 
 

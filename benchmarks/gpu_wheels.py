@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 PACKAGES = (
     *("gymnasium", "farama-notifications", "cloudpickle", "faster-fifo", "tensorboardX"),
-    *("tyro", "docstring-parser", "typeguard", "shtab", "setproctitle", "safetensors", "psutil"),
+    *("tyro", "docstring-parser", "typeguard", "setproctitle", "safetensors", "psutil"),
     *("threadpoolctl", "PyYAML", "rich", "ale-py", "opencv-python-headless", "minatar"),
     *("mujoco", "mujoco-core", "glfw", "pyopengl", "imageio", "vizdoom", "pygame-ce", "minari"),
 )
@@ -43,7 +43,12 @@ def main() -> None:
         if package in args.without:
             continue
         download = [*pip, "download", "-q", "--no-deps", "--only-binary=:all:", *target]
-        chosen = f"{package}=={version(package)}"  # each alone might be too new for another
+        try:
+            chosen = f"{package}=={version(package)}"  # each alone might be too new for another
+        except PackageNotFoundError:
+            lacking.append(package)
+            print(f"{package}: not installed here", file=sys.stderr, flush=True)
+            continue
         done = subprocess.run([*download, "-d", str(args.out), chosen], stderr=subprocess.PIPE)
         lacking += [package] if done.returncode else []
         print(f"{package}: {'no wheel' if done.returncode else 'ok'}", file=sys.stderr, flush=True)
@@ -51,7 +56,7 @@ def main() -> None:
     sizes = [wheel.stat().st_size for wheel in args.out.glob("*.whl")]
     print(f"{args.out}: {len(sizes)} wheels, {sum(sizes) / 2**20:.0f} MiB")
     if lacking:
-        sys.exit(f"no wheel for this Python: {', '.join(lacking)}")
+        sys.exit(f"no wheel of: {', '.join(lacking)}")
 
 
 if __name__ == "__main__":

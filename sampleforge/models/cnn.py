@@ -112,8 +112,9 @@ class ImageTower(nn.Module):
         return features
 
     def hold_in_bf16(self) -> None:
-        """Hold the weights that `forward` would convert to bf16 in every pass under autocast in
-        bf16: the results stay the same to the bit. The stem's are multiplied before."""
+        """Hold the weights that `forward` converts to bf16 in every pass under autocast in bf16:
+        the results stay the same to the bit. The stem's stay, because `_convolve` scales them in
+        fp32 first."""
         layers = (layer for layer in self.rest.modules() if isinstance(layer, nn.Conv2d))
         weights = [tensor for layer in layers for tensor in layer.parameters()]
         for parameter in (*weights, *(tensor for layer in self.dense.layers for tensor in layer)):

@@ -118,8 +118,8 @@ class ModelConfig(Checked):
 @dataclass(frozen=True)
 class CompilerConfig(Checked):
     compile: bool = False
-    """Compile the networks' passes (torch.compile) in the learner, and for inference (appo); needs
-    a C++ compiler, and time at the start."""
+    """Compile the networks' passes (torch.compile) in the learner (sac, crossq, td3: on the CPU
+    alone), and for inference (appo); needs a C++ compiler, and time at the start."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import ResumeCheckpoint
+from sampleforge.run.folder.initial import CRITICS
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
@@ -147,9 +148,10 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
     freeze(model, session.run_plan.config.freeze)
     for name, initial in session.opened.initial.items():
         left = initial.weights(session.run_plan.new_model(name))
-        if name in session.roles.trained:
+        if name in session.roles.trained and not session.config.sampler_only:
             agents = session.run_plan.agents_of(name)
-            left += initial.new_beside(new_state(agents.maker(start.seed), agents.plan, start))
+            learners = new_state(agents.maker(start.seed), agents.plan, start)
+            left += [CRITICS] if initial.leaves_critics(learners) else []
         if left:
             of = f" of {name}" if len(session.opened.initial) > 1 else ""
             session.message(f"--init-from: new{of} are {', '.join(left)}")

@@ -99,7 +99,9 @@ class Checkpoints(Callback):
         except TimeoutError as error:
             if self._has_learned() or not session.is_interrupted():
                 raise
-            session.alert(f"{error}. It had learned nothing, so there is no new checkpoint")
+            session.alert(
+                f"{error}: nothing was learned in this session, and earlier checkpoints stay"
+            )
 
     def save(self, session: Session) -> int:
         """Write a checkpoint of every policy now, and tell the session of it; returns its env

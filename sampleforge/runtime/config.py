@@ -129,7 +129,7 @@ class RunConfig(InitConfig):
     device: str = "auto"
     """auto, cpu, cuda or cuda:N, of the learner and the policy workers."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: autocast of forward and backward passes; weights and losses stay fp32. auto: bf16
+    """bf16: autocast of forward and backward passes; what learns keeps weights in fp32. auto: bf16
     for images where the device has instructions for it, else fp32."""
     train_for_env_steps: int | None = None
     """Stop after N environment steps, such as 1e6 (default: no limit)."""

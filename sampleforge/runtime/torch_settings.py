@@ -31,7 +31,7 @@ def limit_threads(count: int) -> Callable[[], object]:
     return restore
 
 
-def without_tqdm_monitor() -> Callable[[], None]:
+def tame_tqdm() -> Callable[[], None]:
     """Have tqdm start no thread, and make no lock for other processes, from now on, if it is
     installed; return the function that takes this back.
 
@@ -43,13 +43,13 @@ def without_tqdm_monitor() -> Callable[[], None]:
         return lambda: None
     bars: Any = importlib.import_module("tqdm").tqdm
     before, bars.monitor_interval = bars.monitor_interval, 0
-    has_lock = hasattr(bars, "_lock")
-    if not has_lock:
-        bars.set_lock(threading.RLock())
+    lock = None if hasattr(bars, "_lock") else threading.RLock()
+    if lock is not None:
+        bars.set_lock(lock)
 
     def restore() -> None:
         bars.monitor_interval = before
-        if not has_lock:
+        if lock is not None and bars._lock is lock:
             del bars._lock
 
     return restore

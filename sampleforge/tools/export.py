@@ -27,7 +27,7 @@ from sampleforge.models.trunk import Trunk
 from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.onnx_policy import INSTALL, METADATA_KEY, OnnxSession
-from sampleforge.runtime.torch_settings import without_tqdm_monitor
+from sampleforge.runtime.torch_settings import tame_tqdm
 from sampleforge.tools.policy_program import OBSERVATIONS, Columns, PolicyProgram, max_error
 from sampleforge.version import __version__
 
@@ -242,7 +242,7 @@ def _quiet() -> Iterator[None]:
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
-    restore_tqdm = without_tqdm_monitor()
+    restore_tqdm = tame_tqdm()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
 from sampleforge.algorithms.exploring import epsilon_greedy
 from sampleforge.algorithms.sampling import Stochastic, sampling
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.cnn import ImageEncoder
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.forward import autocast
 from sampleforge.ops.distributions import ActionDistribution
@@ -190,3 +192,26 @@ def test_acting_in_bf16_holds_its_weights_in_bf16_with_the_same_results(
     assert torch.equal(acted.extras["value"], output.values)
     assert torch.equal(acted.extras["log_prob"], distribution.log_prob(acted.actions))
     assert torch.equal(acted.state, output.state)
+
+
+class AloneInFullPrecision(torch.nn.Module):
+    """A user's own encoder, which knows better than autocast."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = ImageEncoder(observations, dataclasses.replace(config, encoder="nature_cnn"))
+        self.out_features = self.inner.out_features
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(obs)  # type: ignore[no-any-return]
+
+
+def test_a_users_encoder_that_switches_autocast_off_acts_in_bf16_too() -> None:
+    model = ActorCritic(ModelConfig(encoder=f"{__name__}:AloneInFullPrecision"), SCREEN, CHOICE)
+    acting = sampling(
+        model, SharedWeights(model.state_dict()), ActingPlace(generator(), precision="bf16")
+    )
+    obs = {"obs": torch.zeros((ROWS, 4, 84, 84), dtype=torch.uint8)}
+    none, no = torch.zeros(ROWS, 0), torch.zeros(ROWS, dtype=torch.bool)
+    assert acting.act(obs, none, no, torch.arange(ROWS)).extras["value"].shape == (ROWS,)

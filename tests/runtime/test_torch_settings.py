@@ -9,8 +9,8 @@ import pytest
 
 BAR = """
 import threading
-from sampleforge.runtime.torch_settings import without_tqdm_monitor
-restore = without_tqdm_monitor()
+from sampleforge.runtime.torch_settings import tame_tqdm
+restore = tame_tqdm()
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock as Lock
 list(tqdm(range(3), disable=True))

@@ -247,9 +247,8 @@ def test_critics_of_vectors_are_on_a_gpu_and_their_actors_are_not(make):
         asked = resolve_critics(make(env="Code", inference="worker"), spec)
         assert acting_device(plan_of(asked, spec, "cuda")) == "cuda"
         compiled = resolve_critics(make(env="Code", compile=True), spec)
-        with pytest.raises(ConfigError, match="on cuda here, where compiled passes"):
+        with pytest.raises(ConfigError, match="on cuda here, where CUDA graphs are faster"):
             plan_of(compiled, spec, "cuda")
-    assert plan_of(compiled, spec, "cpu").device == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ Which = Literal["latest", "best"]
 OF_ONE_LEARNER = re.compile(r"model/|rng|\w*optimiser/")
 """How the names of a learner's tensors begin that are not taken."""
 
-OF_CRITICS = frozenset({"critics", "target"})
+CRITICS = "critics"
+OF_CRITICS = frozenset({CRITICS, "target"})
 """Networks of a learner that are taken together."""
 
 
@@ -77,16 +78,16 @@ class InitialWeights:
         found, _ = self._beside_the_model(own)
         learner.load({**own, **found}, plain)
 
-    def new_beside(self, state: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of what `learner` leaves as it is made, of a learner that has the
-        tensors ``state``, though the critic is taken."""
-        return sorted(self._beside_the_model(state)[1]) if self._takes_critics else []
+    def leaves_critics(self, state: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether `learner` leaves the critics as they are made, though the critic is taken,
+        of a learner that has the tensors ``state``."""
+        return self._takes_critics and CRITICS in self._beside_the_model(state)[1]
 
     def _beside_the_model(
         self, own: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], set[str]]:
         """Return those of the checkpoint's tensors that take the place of a learner's ``own``
-        beside its model, and the networks and other parts of it that are left."""
+        beside its model, and the networks and other parts of which it has none."""
         theirs = self._tensors()
         beside = {name: tensor for name, tensor in own.items() if not OF_ONE_LEARNER.match(name)}
         found = _fitting(theirs, beside)

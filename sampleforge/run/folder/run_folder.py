@@ -215,6 +215,12 @@ class RunFolder:
                 f"The run folder {self.path} was removed or moved while the run wrote to it"
             )
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint of any policy, or a list that names one."""
+        names = ("*.safetensors", "manifest.json")
+        return any(found for name in names for found in self.checkpoints.rglob(name))
+
     def policy_ids(self) -> list[str]:
         """Return the ids of the policies of which there are checkpoints, in a run with several;
         none in a run with one."""
@@ -306,8 +312,7 @@ class RunFolder:
         """Return whether a run with ``config`` resumes from a checkpoint in this folder. Raises
         ConfigError if ``config.resume`` demands a checkpoint and there is none, or forbids one and
         there is one."""
-        has_checkpoint = any(self.checkpoints.glob("**/*.safetensors"))
-        has_checkpoint = has_checkpoint or any(self.checkpoints.glob("**/manifest.json"))
+        has_checkpoint = self.has_checkpoint
         if config.resume == "must" and not has_checkpoint:
             raise ConfigError(
                 f"--resume must: there is no checkpoint in {self.path}; give the folder of "

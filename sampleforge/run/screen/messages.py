@@ -202,9 +202,12 @@ def _rests_on(measured: Mapping[str, Any]) -> str:
     )
 
 
-def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
-    """Return the lines with the commands that resume, evaluate and plot a run. ``config``: as the
-    user gave it. The list is empty if the run has no learner or is a benchmark."""
+def next_commands(
+    config: AnyConfig, folder: Path, status: str, *, has_checkpoint: bool
+) -> list[str]:
+    """Return the lines with the commands that resume, evaluate (if it ``has_checkpoint``) and plot
+    a run. ``config``: as the user gave it. The list is empty if the run has no learner or is a
+    benchmark."""
     if config.sampler_only or config.benchmark:
         return []
     path = shlex.quote(shown(folder))
@@ -213,9 +216,10 @@ def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
     to_resume = "To resume"
     if status == "finished":
         to_resume += " (with a later stop condition)"
+    evaluate = f"To evaluate: sampleforge eval {path}{policy}{trust}"
     return [
         f"{to_resume}: {resume_command(config, folder)}",
-        f"To evaluate: sampleforge eval {path}{policy}{trust}",
+        *([evaluate] if has_checkpoint else []),
         f"To plot: sampleforge plot {path}",
     ]
 

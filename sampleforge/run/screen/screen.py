@@ -335,7 +335,8 @@ class Screen(Callback):
             folder, status = session.folder.path, summary["status"]
             session.message(end_line(status, summary, folder), "result")
             if session.checkpoints.writes:
-                for line in next_commands(session.asked, folder, status):
+                has = session.folder.has_checkpoint
+                for line in next_commands(session.asked, folder, status, has_checkpoint=has):
                     session.message(line)
         self.close()
 

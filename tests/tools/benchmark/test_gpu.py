@@ -80,7 +80,7 @@ def test_the_service_is_started_for_a_section_and_ended_after_it(
     section = gpu.Section("x", "x", 20, gpu_sections.with_service(fails), gpu_sections.show_tests)
     found = gpu.run_section(section, gpu.Setting("cuda", 1, tmp_path), 20)
     assert (found["status"], found["error"]) == ("failed", "died")
-    assert (tmp_path / "said").read_text().split() == ["start", "run", "quit"]
+    assert (tmp_path / "said").read_text().splitlines() == ["start", "run", "quit -t 5"]
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
@@ -115,7 +115,7 @@ def test_the_command_writes_its_report_without_a_gpu(run_cli: RunCli, tmp_path: 
     status = {name: of["status"] for name, of in found["sections"].items()}
     skipped = dict.fromkeys(("apex-gpu-frames", "appo-service"), "skipped")
     assert status == {"inference": "ok", **skipped}
-    passes = found["sections"]["inference"]["result"]["minatar, 16 requests in fp32"]
+    passes = found["sections"]["inference"]["result"]["MinAtar/Breakout, 16 requests in fp32"]
     assert passes["pass_ms"] > 0 and passes["top"][0]["name"].startswith("aten::")
     text = out.read_text()
     assert "no figure of a GPU" in text and "copies of frames need a GPU" in text
