@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,10 @@ def with_service(run: Callable[[Setting, float], Any]) -> Callable[[Setting, flo
                 subprocess.run([control, "-d"], check=True, timeout=ENDING)
                 try:
                     found: dict[str, Any] = run(setting, limit)
-                finally:  # with clients that are left it ends all the same, after some seconds
-                    subprocess.run([control], input=f"quit -t {GRACE}\n".encode())
+                finally:  # a service that does not end must not hide why the run has failed
+                    with suppress(subprocess.TimeoutExpired):
+                        quits = f"quit -t {GRACE}\n".encode()
+                        subprocess.run([control], input=quits, timeout=GRACE + ENDING)
             finally:
                 for name in names:
                     del os.environ[name]

@@ -100,7 +100,7 @@ class Checkpoints(Callback):
             if self._has_learned() or not session.is_interrupted():
                 raise
             session.alert(
-                f"{error}: nothing was learned in this session, and earlier checkpoints stay"
+                f"{error}: nothing was learned since the start, and earlier checkpoints stay"
             )
 
     def save(self, session: Session) -> int:
