@@ -1,12 +1,15 @@
-"""What the defaults learn, beside those of Stable-Baselines3: ten environments, no flag, no preset.
+"""What the defaults learn in twenty environments, beside those of Stable-Baselines3: no flag, no
+preset.
 
-    python benchmarks/defaults.py run --sb3-python SB3/bin/python [--envs ID ...] [--seeds 1 2 3]
-    python benchmarks/defaults.py report            # the table
+    python benchmarks/defaults.py run [--algos appo ...] [--envs ID ...] [--seeds 1 2 3 ...]
+    python benchmarks/defaults.py run --algos PPO --sb3-python SB3/bin/python
+    python benchmarks/defaults.py report            # the tables
 
-`run` trains each environment with both libraries in turn and plays 100 greedy episodes; each run's
-result is appended to benchmarks/results/defaults.jsonl, and one that is there already is not
-repeated. Both sides get the same number of env steps and one process at a time; SB3 learns in one
-thread, as its documentation advises for small networks, SampleForge uses the cores that are there.
+`run` trains, and then plays 100 greedy episodes; each run's result is appended to
+benchmarks/results/defaults.jsonl, and one that is there already is not repeated: when the code has
+changed, delete its line first. Both sides get the same number of env steps and one process at a
+time; SB3 learns in one thread, as its documentation advises for small networks, SampleForge uses
+the cores that are there (`taskset` gives it one).
 """
 
 from __future__ import annotations
@@ -23,28 +26,52 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import numpy as np
+
+from sampleforge.tools.compare.statistics import (
+    bootstrap,
+    estimated,
+    interval,
+    iqm,
+    probability_of_improvement,
+)
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "defaults.jsonl"
 SMALL, LARGE = 200_000, 1_000_000
+DISCRETE = [
+    "CartPole-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "LunarLander-v3",
+    "MinAtar/Breakout-v1",
+    "MinAtar/Asterix-v1",
+    "FrozenLake-v1",
+    "Taxi-v4",
+    "MiniGrid-Empty-5x5-v0",
+    "MiniGrid-DoorKey-5x5-v0",
+    "MiniGrid-LavaGapS5-v0",
+]
+MUJOCO = [
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Walker2d-v5",
+    "Reacher-v5",
+    "Pusher-v5",
+    "InvertedDoublePendulum-v5",
+]
 ENVS = {
-    "CartPole-v1": SMALL,
-    "Acrobot-v1": SMALL,
-    "LunarLander-v3": SMALL,
-    "MinAtar/Breakout-v1": SMALL,
-    "FrozenLake-v1": SMALL,
-    "MiniGrid-Empty-5x5-v0": SMALL,
-    "Pendulum-v1": SMALL,
-    "MountainCarContinuous-v0": SMALL,
-    "HalfCheetah-v5": LARGE,
-    "Hopper-v5": LARGE,
+    **dict.fromkeys(DISCRETE, SMALL),
+    **dict.fromkeys(["Pendulum-v1", "MountainCarContinuous-v0", "BipedalWalker-v3"], SMALL),
+    **dict.fromkeys(MUJOCO, LARGE),
 }
-"""Env steps of training; the first six have discrete actions."""
-DISCRETE = list(ENVS)[:6]
-PAIRS = {"appo": "PPO", "ddppo": "PPO", "apex": "DQN"}
+"""Env steps of training."""
+PEERS = {"appo": "PPO", "ddppo": "PPO", "apex": "DQN"}
 """Algorithm -> the algorithm of Stable-Baselines3 that it is compared with."""
 POINTS = 40
 """Number of points of a recorded curve."""
+RESAMPLES = 5_000
+"""Of the bootstrap."""
 
 
 def ours(algo: str, env: str, steps: int, seed: int) -> dict[str, Any]:
@@ -121,43 +148,85 @@ def run(args: argparse.Namespace) -> None:
     print(machine.describe("torch", "gymnasium", "numpy"), flush=True)
     for seed in args.seeds:
         for algo in args.algos:
-            for env in args.envs or (DISCRETE if algo == "apex" else ENVS):
-                about = {"env": env, "seed": seed, "steps": ENVS[env]}
-                done = {r["algo"] for r in recorded() if all(r[n] == about[n] for n in about)}
-                if algo not in done:
-                    record({"algo": algo, **about}, ours(algo, env, ENVS[env], seed))
-                peer = PAIRS[algo]
-                if args.sb3_python and peer not in done:
-                    found = theirs(args.sb3_python, peer, env, ENVS[env], seed)
-                    record({"algo": peer, **about}, found)
+            for env in args.envs or (DISCRETE if algo in ("apex", "DQN") else ENVS):
+                about = {"algo": algo, "env": env, "seed": seed, "steps": ENVS[env]}
+                if any(about.items() <= r.items() for r in recorded()):
+                    continue
+                if algo in PEERS:
+                    result = ours(algo, env, ENVS[env], seed)
+                    about["commit"] = machine.commit()
+                else:
+                    result = theirs(args.sb3_python, algo, env, ENVS[env], seed)
+                record(about, result)
 
 
 def report() -> None:
-    """Print a table per pair of algorithms."""
+    """Print two tables per pair of algorithms: each seed, and how certain the difference is."""
     runs = recorded()
-    for algo, peer in PAIRS.items():
-        rows = []
+    for algo, peer in PEERS.items():
+        each, certain, draws = [], [], []
         for env in ENVS:
-            of = {a: [r for r in runs if (r["algo"], r["env"]) == (a, env)] for a in (algo, peer)}
-            if any(of.values()):
-                rows.append([env, *(cell for a in (algo, peer) for cell in cells(of[a]))])
-        header = ["environment"]
-        for name in (algo, f"SB3 {peer}"):
-            header += [f"{name}: mean", "each seed", "s"]
-        print(machine.table(header, rows), end="\n\n")
+            one, other = (of(runs, a, env) for a in (algo, peer))
+            if one:
+                each.append([env, *seeds_of(one), *seeds_of(other)])
+            if one and other:
+                row, drawn = compared(one, other)
+                certain.append([env, *row])
+                draws.append(drawn)
+        print(machine.table(["environment", algo, "s", f"SB3 {peer}", "s"], each), end="\n\n")
+        header = ["environment", f"{algo}: IQM", f"SB3 {peer}: IQM", "improvement", "worst", "kept"]
+        print(machine.table(header, certain), end="\n\n")
+        if draws:
+            total = np.mean(draws, axis=0)
+            low, high = interval(total[1:])
+            print(f"mean probability of improvement: {total[0]:.2f} [{low:.2f}, {high:.2f}]\n")
 
 
-def cells(runs: list[dict[str, Any]]) -> list[str]:
-    """Mean over the seeds with its 95% interval (over all their episodes), each seed's mean, median
-    wall time."""
+def of(runs: list[dict[str, Any]], algo: str, env: str) -> list[dict[str, Any]]:
+    found = [r for r in runs if (r["algo"], r["env"]) == (algo, env)]
+    return sorted(found, key=lambda r: r["seed"])
+
+
+def seeds_of(runs: list[dict[str, Any]]) -> list[str]:
+    """Each seed's mean return, and the median wall time."""
     if not runs:
-        return ["", "", ""]
-    means = [r["return_mean"] for r in runs]
-    within = statistics.fmean(r["return_std"] ** 2 for r in runs)
-    spread = 1.96 * math.sqrt((within + statistics.pvariance(means)) / (100 * len(runs)))
-    seconds = statistics.median(r["seconds"] for r in runs)
-    each = ", ".join(f"{mean:.4g}" for mean in means)
-    return [f"{statistics.fmean(means):.4g} ± {spread:.2g}", each, f"{seconds:.0f}"]
+        return ["", ""]
+    each = ", ".join(f"{r['return_mean']:.4g}" for r in runs)
+    return [each, f"{statistics.median(r['seconds'] for r in runs):.0f}"]
+
+
+def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[list[str], Any]:
+    """Return the cells of a row, and the probability of improvement, followed by that of each
+    resample.
+
+    The cells: the interquartile means and the probability that a seed of ours has a higher return
+    than one of theirs, with 95% intervals of the bootstrap over the seeds; the lowest return of
+    each side; the least that a seed of each side has kept of what it had (`kept`).
+    """
+    both = [np.array([[r["return_mean"]] for r in runs]).round(6) for runs in (ours, theirs)]
+    drawn = bootstrap(probability_of_improvement, *both, resamples=RESAMPLES)
+    probability = float(probability_of_improvement(*both))
+    low, high = interval(drawn)
+    cells = [with_interval(scores) for scores in both]
+    cells.append(f"{probability:.2f} [{low:.2f}, {high:.2f}]")
+    cells.append(" / ".join(f"{scores.min():.4g}" for scores in both))
+    cells.append(" / ".join(f"{min(map(kept, runs)):.0%}" for runs in (ours, theirs)))
+    return cells, np.array([probability, *drawn])
+
+
+def with_interval(scores: Any) -> str:
+    found = estimated(iqm, scores, resamples=RESAMPLES)
+    between = "" if found.low is None else f" [{found.low:.4g}, {found.high:.4g}]"
+    return f"{found.value:.4g}{between}"
+
+
+def kept(run: dict[str, Any]) -> float:
+    """Return how far the greedy return at the end is above the lowest point of the curve, as a part
+    of how far the curve has been: at most 1, and 1 if nothing was learned or lost. The points are
+    means of training episodes."""
+    points = [value for _, value in run["curve"]]
+    low, high = min(points), max(points)
+    return min(1.0, (run["return_mean"] - low) / (high - low)) if high > low else 1.0
 
 
 def main() -> None:
@@ -165,15 +234,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("--sb3-python", help="interpreter that has stable-baselines3 (none: ours)")
+    parser.add_argument("--sb3-python", help="interpreter that has stable-baselines3")
     parser.add_argument("--envs", nargs="+", choices=list(ENVS))
-    parser.add_argument("--algos", nargs="+", choices=list(PAIRS), default=list(PAIRS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    algos = [*PEERS, *sorted(set(PEERS.values()))]
+    parser.add_argument("--algos", nargs="+", choices=algos, default=["appo"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
     args = parser.parse_args()
-    if args.what == "run":
-        run(args)
-    else:
+    if args.what == "report":
         report()
+    elif not args.sb3_python and set(args.algos) - set(PEERS):
+        parser.error("--algos PPO and DQN need --sb3-python")
+    else:
+        run(args)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,23 @@ HERE = Path(__file__).resolve().parent
 
 def describe(*packages: str) -> str:
     """Return the lines to record beside a result: command, processor, cores, versions, commit."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
-    )
     used = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     return "\n".join(
         [
             f"command   python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}",
             f"machine   {processor()}, {os.cpu_count()} cores, of which {used} used",
             f"software  Python {platform.python_version()}, {', '.join(map(installed, packages))}",
-            f"commit    {commit.stdout.strip() or 'unknown'}",
+            f"commit    {commit()}",
         ]
     )
+
+
+def commit() -> str:
+    """Return the commit of this checkout, with "-dirty" if it was changed since."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
+    )
+    return said.stdout.strip() or "unknown"
 
 
 def pin(index: int) -> None:
