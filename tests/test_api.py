@@ -63,6 +63,19 @@ def test_a_script_without_a_main_guard_is_told_so(run_cli: RunCli, tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"mine.py"}
 
 
+@pytest.mark.multiprocess(timeout=120)
+def test_a_script_may_read_its_arguments_where_it_is_imported(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import sys\nimport sampleforge as sf\n\nsteps = int(sys.argv[1])\n\n"
+        "if __name__ == '__main__':\n"
+        "    sf.train(sf.AppoConfig(env='CartPole-v1', train_for_env_steps=steps, run_dir='run'))\n"
+    )
+    done = run_cli("mine.py", "1000", timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_public_names_are_listed_and_there() -> None:
     assert [name for name in dir(sf) if not name.startswith("_")] == sorted(sf.__all__)
     assert all(getattr(sf, name) is not None for name in sf.__all__)

@@ -40,7 +40,8 @@ class Algorithm:
     ``changeable``: the fields of the config that the learner can change during the training.
     ``whole_rollouts(config)``: whether a minibatch has whole rollouts, in their order in time.
     ``finish_rollout(config, weights)`` returns what completes the items of a replay where a rollout
-    ends, in the actor (None: it does not learn from a replay).
+    ends, in the actor (None: it does not learn from a replay). ``estimates_errors``: whether that
+    includes the TD error of each item, from which its first priority follows.
     ``exploration(config, count)`` returns the exploration of ``count`` env rows, float32 [count],
     the largest first (None: all rows explore alike).
     """
@@ -52,6 +53,7 @@ class Algorithm:
     new_acting: Callable[[Any, Any, SharedWeights, ActingPlace], Acting] | None = None
     whole_rollouts: Callable[[Any], bool] = never
     finish_rollout: Callable[[Any, SharedWeights], FinishRollout] | None = None
+    estimates_errors: bool = True
     exploration: Callable[[Any, int], torch.Tensor] | None = None
 
     def hyperparameters(self, config: Any) -> dict[str, Any]:

@@ -116,17 +116,16 @@ class CriticsConfig(ReplayConfig):
         check_range(self, "num_critics actor_interval", low=1)
         check_range(self, "updates_per_env_step learning_rate adam_eps", low=0, above=True)
         check_range(self, "max_grad_norm", low=0)
-        if self.samples_per_insert not in ("auto", self.samples_of_updates):
+        if self.samples_per_insert != "auto":
             raise ConfigError(
                 f"{typed('samples_per_insert', self.samples_per_insert)}: here the replay ratio is "
                 "given in gradient steps; use --updates-per-env-step"
             )
 
     @property
-    def samples_of_updates(self) -> float | None:
-        """The ``samples_per_insert`` that ``updates_per_env_step`` stands for; None before the
-        defaults are resolved."""
-        return None if self.batch_size is None else self.updates_per_env_step * self.batch_size
+    def replay_ratio(self) -> float:
+        assert self.batch_size is not None
+        return self.updates_per_env_step * self.batch_size
 
 
 @dataclass(frozen=True)

@@ -316,7 +316,8 @@ class GradientLearner(Generic[Model, Config]):
         return {}
 
     def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
-        """Restore a `state`. Raises ValueError if it is of another model."""
+        """Restore a `state`, but for hyperparameters that cannot change here: the config has them.
+        Raises ValueError if it is of another model."""
         for network, module in self._networks.items():
             prefix = f"{network}/"
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -333,7 +334,8 @@ class GradientLearner(Generic[Model, Config]):
             self.release()
         for optimiser in self._optimisers.values():
             optimiser.zero_held()
-        self.change(plain["hyperparameters"])
+        known = self.hyperparameters()
+        self.change({n: value for n, value in plain["hyperparameters"].items() if n in known})
 
 
 def release_when_due(learner: Learner, env_steps: float) -> None:

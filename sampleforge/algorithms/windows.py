@@ -54,8 +54,8 @@ class MakeWindows:
 
 @dataclass(frozen=True)
 class WriteWindows:
-    """Adds n-step windows to an actor's complete rollout, and the same first priority to each of
-    its transitions: an actor has no critics from which another would follow."""
+    """Adds n-step windows to an actor's complete rollout. An actor has no critics, from which the
+    errors of its transitions would follow."""
 
     config: ReplayConfig
     weights: SharedWeights | None = None
@@ -64,4 +64,4 @@ class WriteWindows:
         make = MakeWindows(self.config, slots.shape.drops_truncated)
         reward = slots.reward[slot]
         windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
-        write_items(slots, slot, windows, np.ones_like(reward))
+        write_items(slots, slot, windows, np.zeros_like(reward))

@@ -51,7 +51,11 @@ _INF = float("inf")
 
 
 class NotFiniteError(ValueError):
-    """Observations or rewards were not finite too often in succession."""
+    """Observations or rewards were not finite too often in succession; ``event``: the last one."""
+
+    def __init__(self, event: str, remedy: str = "") -> None:
+        super().__init__(event + remedy)
+        self.event = event
 
 
 class FiniteGuard:
@@ -212,10 +216,11 @@ class FiniteGuard:
         self.first = self.first or event
         if self._in_a_row[row] >= MAX_IN_A_ROW:
             raise NotFiniteError(
-                f"{event}; this row gave values that are not finite {MAX_IN_A_ROW} times in a row, "
+                event,
+                f"; this row gave values that are not finite {MAX_IN_A_ROW} times in a row, "
                 f"with at most {GOOD_STEPS} good steps between two; correct the environment: "
                 "observations and rewards must be finite, also as float32 (at most 3.4e38), and "
-                "an episode whose simulation breaks down must terminate"
+                "an episode whose simulation breaks down must terminate",
             )
 
     def _drop_step(self, row: int, out: StepOut) -> None:

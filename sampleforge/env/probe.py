@@ -225,15 +225,20 @@ def _start(
 
 
 def _main_module() -> dict[str, Any]:
-    """Return the location of the main module, for the child to import it as multiprocessing's
-    children do: it may register environments, or be the module of the factory.
+    """Return the location of the main module, and the arguments of the command, for the child to
+    import it as multiprocessing's children do: it may register environments, or be the module of
+    the factory.
 
     Raises MissingMainGuard if this process is in such an import itself: a script without ``if
     __name__ == "__main__"`` would start itself for ever.
     """
     check_main_guard()
     data = spawn.get_preparation_data("probe")
-    return {name: value for name, value in data.items() if name.startswith("init_main")}
+    return {
+        name: value
+        for name, value in data.items()
+        if name == "sys_argv" or name.startswith("init_main")
+    }
 
 
 def _own_part(config: EnvConfig) -> dict[str, Any]:

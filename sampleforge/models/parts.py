@@ -24,6 +24,11 @@ def part_of(name: str) -> Part:
     return "core" if ".core." in name else "actor"
 
 
+def has_actor(parts: Collection[str]) -> bool:
+    """Return whether the actor is among ``parts`` (empty: all)."""
+    return not parts or "actor" in parts
+
+
 def freeze_statistics(network: nn.Module, *, frozen: bool) -> None:
     """Have the statistics that normalise a network's observations, if it has any, stay as they are,
     or count again."""

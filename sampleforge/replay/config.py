@@ -84,6 +84,13 @@ class ReplayConfig(Checked):
     for planes that are no pixels)."""
 
     @property
+    def replay_ratio(self) -> float | None:
+        """Samples for each transition that is inserted, of a config with resolved defaults; None:
+        no worker waits."""
+        assert self.samples_per_insert != "auto"
+        return self.samples_per_insert
+
+    @property
     def priority_exponent(self) -> float:
         """``priority_alpha`` of a config with resolved defaults."""
         assert self.priority_alpha is not None

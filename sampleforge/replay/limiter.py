@@ -165,10 +165,10 @@ class RateLimiter:
         """Count ``count`` requested samples. Called by the learner."""
         self.replay_counters.sampled[0] += count
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "balance": self.balance if self.ratio is not None else 0.0,
-        }
+    def state(self, unlearned: int) -> dict[str, Any]:
+        """Return what `load` restores. ``unlearned``: counted samples that end with the process,
+        before they have been learned from; they are due again."""
+        return {"balance": self.balance + unlearned if self.ratio is not None else 0.0}
 
     def load(self, state: dict[str, Any], *, restoring: bool = False, begun: bool = False) -> None:
         """Restore the balance of a `state`. ``restoring``: a replay is restored too, and each shard

@@ -66,6 +66,8 @@ class SampleSource:
         if self._shard_choice is not None and not life:
             self._random.bit_generator.state = self._shard_choice
         self._spare = deque(self.requests.spare())
+        kinds = np.delete(self.requests.kind, list(self._spare))
+        self._under_way = int(np.count_nonzero(kinds == SAMPLE))
         self._ready: deque[ReadySample] = deque()
         self._few = self.requests.count // 2
         self._unseen = True
@@ -76,6 +78,11 @@ class SampleSource:
     def batch(self) -> int:
         """Number of items of a sample."""
         return int(self.requests.items.shape[1])
+
+    @property
+    def unlearned(self) -> int:
+        """Number of items that were requested and not yet taken."""
+        return self._under_way * self.batch
 
     @property
     def shard_choice(self) -> dict[str, Any]:
@@ -95,7 +102,10 @@ class SampleSource:
 
     def take(self) -> ReadySample | None:
         """Return the sample to learn from next, or None."""
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        self._under_way -= 1
+        return self._ready.popleft()
 
     def done(self, sample: ReadySample, errors: npt.NDArray[np.float32] | None) -> None:
         """Return the TD ``errors`` [B] of a sample to its shard; None: there are none."""
@@ -126,6 +136,7 @@ class SampleSource:
         if self._spare and learning[0]:
             for _ in range(limiter.may_sample(self.batch, len(self._spare))):
                 limiter.count_samples(self.batch)
+                self._under_way += 1
                 self.requests.ask(self._drawn_shard(), self._spare.popleft(), SAMPLE)
                 moved = True
         self._unseen = self._unseen or moved
@@ -273,7 +284,7 @@ class ChosenSamples(BatchSource):
 
     def plain_state(self) -> dict[str, Any]:
         return {
-            "limiter": self.samples.limiter.state(),
+            "limiter": self.samples.limiter.state(self.samples.unlearned),
             "shard_choice": self.samples.shard_choice,
         }
 

@@ -98,10 +98,15 @@ class Sample(NamedTuple):
 @dataclass(frozen=True)
 class Prioritisation:
     """The priority of an item: ``(|TD error| + epsilon) ** alpha``; alpha 0 is uniform. Raises
-    ValueError if an error is negative or not finite."""
+    ValueError if an error is negative or not finite.
+
+    ``estimated``: whether the first error of an item is known when it is inserted. If not, it has
+    the largest priority of those that are stored (Schaul et al. 2016, arXiv 1511.05952,
+    algorithm 1), or 1 if there are none."""
 
     alpha: float
     epsilon: float
+    estimated: bool = True
 
     def __call__(self, errors: npt.NDArray[np.float32]) -> Floats:
         if not (errors.min() >= 0 and errors.max() < np.inf):  # NaN fails every comparison
@@ -182,7 +187,10 @@ class ReplayShard:
             self._compress(self.frames, slot)
         replay_counters, me, usable = self._replay_counters, self._index, self._usable[slot] > 0
         if self._tree is not None:
-            priorities = self._priority(self._errors[slot])
+            if self._priority.estimated:
+                priorities = self._priority(self._errors[slot])
+            else:
+                priorities = np.full(len(usable), self._tree.leaves.max() or 1.0)
             self._tree.set_range(self._first_leaf(slot), np.where(usable, priorities, 0.0))
         self._mark_inserted(slot, int(replay_counters.inserted[me]))
         self._slots.move(slot, Owner.READY, Owner.STORED)

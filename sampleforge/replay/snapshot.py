@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -143,11 +143,15 @@ class Cancelled(Exception):
     """The driver has cancelled the request to save the replay."""
 
 
-def geometry(slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float) -> dict[str, Any]:
+def geometry(
+    slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float, rewards: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what a saved replay and the replay that restores it must have in common, as values for
-    JSON. ``capacities``: number of slots of each shard."""
+    JSON. ``capacities``: number of slots of each shard; ``rewards``: settings of the rewards that
+    stored windows are sums of. Windows of sequences are made when they are read."""
     shape = slots.shape
     return {
+        **({} if shape.sequences else rewards),
         "rollout": shape.rollout,
         "rows": shape.rows,
         "slots_per_shard": list(capacities),

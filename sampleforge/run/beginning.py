@@ -151,7 +151,9 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
         if name in session.roles.trained and not session.config.sampler_only:
             agents = session.run_plan.agents_of(name)
             learners = new_state(agents.maker(start.seed), agents.plan, start)
-            left += [CRITICS] if initial.leaves_critics(learners) else []
+            if initial.leaves_critics(learners):
+                initial.check_more_than_critics()
+                left.append(CRITICS)
         if left:
             of = f" of {name}" if len(session.opened.initial) > 1 else ""
             session.message(f"--init-from: new{of} are {', '.join(left)}")

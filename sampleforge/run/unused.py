@@ -183,9 +183,24 @@ RULES: tuple[Rule, ...] = (
         "all environments have the same epsilon",
     ),
     (
-        "priority_beta priority_beta_final",
+        "priority_beta priority_beta_final priority_epsilon",
         lambda run: run.config.priority_alpha == 0,
         "transitions are drawn uniformly (--priority-alpha 0), and have equal weights",
+    ),
+    (
+        "target_noise_clip",
+        lambda run: run.config.target_noise == 0,
+        "there is no noise that it would clip (--target-noise 0)",
+    ),
+    (
+        "exploration_spread",
+        lambda run: run.config.exploration_noise == 0 or run.plan.envs == 1,
+        "all environments explore with the same noise",
+    ),
+    (
+        "model.action_std model.initial_log_std",
+        lambda run: hasattr(run.config, "exploration_noise"),
+        "the noise of td3's actions is --exploration-noise",
     ),
     (
         "samples_per_insert_tolerance",
@@ -238,7 +253,7 @@ RULES: tuple[Rule, ...] = (
 def warnings_of(asked: AnyConfig, run: Resolved) -> Iterator[str]:
     """Yield what the user is warned of before the ``run`` that was made of ``asked`` begins."""
     yield from without_effect(asked, run)
-    for warning in (crowded(run), check_store_order()):
+    for warning in (crowded(run), short_hindsight(run), check_store_order()):
         if warning is not None:
             yield warning
 
@@ -255,6 +270,17 @@ def without_effect(asked: AnyConfig, run: Resolved) -> Iterator[str]:
         for name in names.split():
             if name in given and is_unused(run):
                 yield f"{typed(name, given.pop(name))} has no effect: {reason}"
+
+
+def short_hindsight(run: Resolved) -> str | None:
+    """Return a warning if goals for --her come from a part of an episode alone; else None."""
+    if not getattr(run.config, "her", False) or run.spec.max_episode_steps is not None:
+        return None
+    return (
+        f"--her: no time limit of {run.spec.env_id} is known, so that goals are those achieved "
+        f"within rollouts of {run.config.rollout} env steps; give --max-episode-steps N, or a "
+        "--rollout as long as an episode"
+    )
 
 
 def crowded(run: Resolved) -> str | None:

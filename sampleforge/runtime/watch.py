@@ -32,8 +32,8 @@ def hangs(name: str, age: float, limit: float, *, starting: bool) -> str:
     it makes and resets its environments."""
     doing = "making or resetting one environment" if starting else "in one step"
     return (
-        f"{name} has been {doing} for {age:.0f} s (--env-timeout {limit:g}); its stacks are above. "
-        "Does the environment hang?"
+        f"{name} has been {doing} for {age:.0f} s (--env-timeout {limit:g}), so the "
+        "environment may hang; its stacks are above"
     )
 
 

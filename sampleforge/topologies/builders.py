@@ -140,6 +140,7 @@ def acting_maker(
         recorded=plan.records,
         ladder=ladder,
         progress=progress,
+        is_trained=seeds.start.initial is not None and seeds.start.initial.has_actor,
     )
     return ActingMaker(network, weights, seeds, device or acting_device(plan), place, sizes)
 
@@ -161,7 +162,7 @@ class PolicySeeds:
         board: MemberBoard | None = None,
     ) -> None:
         self._index = index
-        self._start = start
+        self.start = start
         self._lives = lives
         self._board = board
         self._segment = 0
@@ -169,14 +170,14 @@ class PolicySeeds:
     def first(self) -> int:
         """Return the seed that the policy begins with."""
         seed = self()
-        return policy_seed(self._index, self._start, self._lives) if seed is None else seed
+        return policy_seed(self._index, self.start, self._lives) if seed is None else seed
 
     def __call__(self) -> int | None:
         """Return a seed where another segment has begun since the last call, else None."""
         if self._board is None or (segment := self._board.segment).number == self._segment:
             return None
         self._segment = segment.number
-        start = dataclasses.replace(self._start, seed=segment.seed)
+        start = dataclasses.replace(self.start, seed=segment.seed)
         return policy_seed(self._index, start, self._lives)
 
 

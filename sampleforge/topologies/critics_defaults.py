@@ -14,6 +14,7 @@ from sampleforge.encoding import check_leaves
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, check_bounded_boxes
 from sampleforge.models.encoders import to_be_loaded
+from sampleforge.models.parts import has_actor
 from sampleforge.ops.distributions import action_layout
 from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.runtime.torch_settings import usual_torch
@@ -68,11 +69,8 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     config = dataclasses.replace(config, **unset, model=model)
     if config.compile:
         _check_passes(config, spec)
-    return dataclasses.replace(
-        config,
-        samples_per_insert=config.samples_of_updates,
-        rollout=hindsight_rollout(config, config.rollout, spec),
-    )
+    rollout = hindsight_rollout(config, config.rollout, spec)
+    return dataclasses.replace(config, rollout=rollout)
 
 
 def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:
@@ -102,9 +100,11 @@ def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
     """Return a line with the updates per env step and how the run begins; ``config`` is
     resolved."""
     more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SoftConfig) else ""
+    trained = config.init_from is not None and has_actor(config.init_parts)
+    actions = "actions of the policy of --init-from" if trained else "uniform actions"
     return (
         f"{config.updates_per_env_step:g} update(s) of {config.batch_size} transitions per env "
-        f"step, uniform actions in the first {plan.learning_starts:,} env steps, "
+        f"step, {actions} in the first {plan.learning_starts:,} env steps, "
         f"learning rate {config.learning_rate:g}{more}"
     )
 

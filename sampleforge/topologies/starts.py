@@ -31,7 +31,11 @@ class Resume(Protocol):
 
 
 class Initial(Protocol):
-    """The weights with which a new run begins. It can be sent to other processes."""
+    """The weights with which a new run begins. It can be sent to other processes. ``has_actor``:
+    the policy's heads are among them."""
+
+    @property
+    def has_actor(self) -> bool: ...
 
     def weights(self, model: torch.nn.Module) -> list[str]:
         """Load the weights into ``model``; return the names of those that stay new."""

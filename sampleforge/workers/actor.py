@@ -263,7 +263,14 @@ class ActorWorker(EventDriven):
         try:
             return stream.env.recv(out)
         except NotFiniteError as error:
-            raise self._named(split, error) from None
+            taken = stream.actions().values()
+            if all(np.isfinite(leaf).all() for leaf in taken):
+                raise self._named(split, error) from None
+            why = NotFiniteError(
+                f"{error.event}; the policy's actions were not finite, so that the training has "
+                "diverged: lower --learning-rate or --max-grad-norm"
+            )
+            raise self._named(split, why) from None
 
     def _named(self, split: Split, error: NotFiniteError) -> NotFiniteError:
         """Return the same error with the name of this actor and the split."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,8 +100,10 @@ class Divergence:
             return
         if self._counts:
             self._count["skipped_updates"] += skipped
+        norms = [value for name, value in metrics.items() if name.endswith("grad_norm")]
+        norm = next((value for value in norms if not math.isfinite(value)), max(norms))
         seen = (
-            f"(loss {metrics['loss']:g}, gradient norm {metrics['grad_norm']:g}); "
+            f"(loss {metrics['loss']:g}, gradient norm {norm:g}); "
             f"{_cause(largest(batch), metrics['learning_rate'])}"
         )
         if self._counts and not self._warned:

@@ -201,6 +201,40 @@ def test_a_large_priority_does_not_outlive_its_item() -> None:
     assert replay.replay_counters.priority_sum[0] == pytest.approx(stored * (0.5 + 1e-6) ** 0.6)
 
 
+def test_items_without_a_first_error_have_the_largest_priority_that_is_stored() -> None:
+    replay = Replay(capacity=3, estimated=False)
+    shard, counters = replay.shards[0], replay.replay_counters
+    replay.insert()
+    assert counters.priority_sum[0] == counters.stored[0] > 0, "1 before any is known"
+    drawn = shard.draw(8)
+    shard.update(drawn.items, drawn.generations, np.linspace(0.1, 5.0, 8, dtype=np.float32))
+    before, items = counters.priority_sum[0], counters.stored[0]
+    replay.insert()
+    largest = (np.float32(5.0).astype(np.float64) + 1e-6) ** 0.6
+    assert counters.priority_sum[0] - before == pytest.approx(
+        largest * (counters.stored[0] - items)
+    )
+
+
+def test_samples_under_way_are_due_again_after_a_resume() -> None:
+    shard, counters = Wakeup(), ReplayCounters(1)
+    counters.stored[0], counters.priority_sum[0] = 100, 50.0
+    limiter = RateLimiter(counters, 1.0, 40.0, 1)
+    requests = SampleRequests(8, 4, [shard], Wakeup())
+    source = SampleSource(requests, limiter, [0])
+    source.start(life=0)
+    assert source.gather() and source.unlearned == 8 * 4 == counters.sampled[0]
+    for request in requests.asked(0):
+        requests.answer(0, request)
+    source.gather()
+    for left in (7, 6):
+        sample = source.take()
+        assert sample is not None and source.unlearned == left * 4
+        source.done(sample, np.ones(4, np.float32))
+    assert limiter.balance + source.unlearned == -2 * 4, "those that were taken"
+    assert limiter.state(source.unlearned) == {"balance": -8.0}
+
+
 def test_transitions_are_read_as_they_were_written() -> None:
     replay = Replay()
     for _ in range(20):
@@ -332,7 +366,7 @@ def test_a_resumed_limiter_restores_its_balance() -> None:
     limiter.count_samples(70)
     assert limiter.balance == 30
     again = RateLimiter(ReplayCounters(1), 2.0, 100.0, learning_starts=10)
-    again.load(limiter.state())
+    again.load(limiter.state(0))
     again.replay_counters.inserted[0] = again.replay_counters.stored[0] = (
         1000  # the refill does not count
     )

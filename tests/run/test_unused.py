@@ -26,6 +26,7 @@ from sampleforge.topologies.config import (
     AppoConfig,
     DdppoConfig,
     MarwilConfig,
+    Td3Config,
 )
 from tests.support.envs import CodeEnv
 from tests.support.graphs import spec_of
@@ -122,6 +123,22 @@ def told(config: AnyConfig) -> list[str]:
         (
             ApexConfig(**CARTPOLE, samples_per_insert=None, samples_per_insert_tolerance=9.0),
             ["--samples-per-insert-tolerance 9.0"],
+        ),
+        (
+            ApexConfig(**CARTPOLE, priority_alpha=0.0, priority_epsilon=0.5),
+            ["--priority-epsilon 0.5"],
+        ),
+        (
+            Td3Config(**BOX, model=ModelConfig(action_std="state", initial_log_std=-3.0)),
+            ["--model.action-std state", "--model.initial-log-std -3.0"],
+        ),
+        (
+            Td3Config(**BOX, exploration_noise=0.0, exploration_spread=3.0),
+            ["--exploration-spread 3.0"],
+        ),
+        (
+            Td3Config(**BOX, target_noise=0.0, target_noise_clip=0.3),
+            ["--target-noise-clip 0.3"],
         ),
         (ApexConfig(**CARTPOLE, replay_compression_ratio=3.0), ["--replay-compression-ratio 3.0"]),
     ],

@@ -29,12 +29,14 @@ class Replay:
         shards: int = 1,
         seed: int = 0,
         leases: int = 2,
+        *,
+        estimated: bool = True,
     ) -> None:
         shape = SlotShape(ROLLOUT, ROWS, SPEC, 0, {}, finished=ITEM_COLUMNS)
         self.capacity, self.each = capacity, capacity + leases
         self.slots = TrajectorySlots(shards * self.each, shape, debug=True)
         self.replay_counters = ReplayCounters(shards)
-        self.priority = Prioritisation(alpha, 1e-6)
+        self.priority = Prioritisation(alpha, 1e-6, estimated)
         self.memories = [
             ShardMemory(self.each, STEPS, prioritised=alpha > 0) for _ in range(shards)
         ]

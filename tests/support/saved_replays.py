@@ -24,7 +24,7 @@ def never() -> bool:
 def archive_of(replay: Any, where: ReplayFolder) -> ReplayArchive:
     shards = replay.shards
     capacities = tuple(shard._capacity for shard in shards)
-    ours = geometry(replay.slots, capacities, replay.priority.alpha)
+    ours = geometry(replay.slots, capacities, replay.priority.alpha, {})
     return ReplayArchive([Wakeup() for _ in shards], replay.slots, ours, where)
 
 

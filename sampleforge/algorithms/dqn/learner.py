@@ -37,8 +37,9 @@ SCALE_INTERVAL = 16
 """Learner steps between updates of the rewards' scale, once it is known."""
 
 
-DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
-"""The discount is not among them, because the n-step returns of stored experience depend on it."""
+DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "huber_delta")
+"""The discount and the scale of rewards are not among them, because the n-step returns of stored
+experience depend on them."""
 
 
 @dataclass(frozen=True)

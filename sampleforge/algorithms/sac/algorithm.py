@@ -44,6 +44,7 @@ SAC = Algorithm(
     columns=no_extra_columns,
     changeable=SAC_HYPERPARAMETERS,
     finish_rollout=WriteWindows,
+    estimates_errors=False,
 )
 CROSSQ = dataclasses.replace(
     SAC, new_learner=_new_crossq_learner, changeable=CROSSQ_HYPERPARAMETERS

@@ -86,5 +86,6 @@ TD3 = Algorithm(
     columns=no_extra_columns,
     changeable=TD3_HYPERPARAMETERS,
     finish_rollout=WriteWindows,
+    estimates_errors=False,
     exploration=_exploration,
 )

@@ -76,6 +76,8 @@ class Td3Learner(CriticsLearner[Td3LossConfig]):
     clipped noise (eq. 14 of the paper); the policy ascends the value of the first critic (eq. 12);
     the target networks move when the policy does (algorithm 1)."""
 
+    copies: tuple[str, ...] = ("target_actor",)
+
     def __init__(
         self, model: ActorCritic, critics: Critics, config: Td3LossConfig, place: LearnerPlace
     ) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
-from sampleforge.models.parts import check_parts, part_of
+from sampleforge.models.parts import check_parts, has_actor, part_of
 from sampleforge.run.folder.checkpoint import (
     Checkpoint,
     CheckpointStore,
@@ -71,17 +71,33 @@ class InitialWeights:
         """Load what the learner has beside its model: critics and their targets, and the scales of
         returns and rewards, as far as the checkpoint has them and the critic is taken. A network
         is taken as a whole: the layers of one that normalises its inputs are of no use to one that
-        does not."""
+        does not. A target policy stays the copy of the model that it is."""
         if not self._takes_critics:
             return
         own, plain = learner.state()
-        found, _ = self._beside_the_model(own)
+        copies = set(learner.copies) - OF_CRITICS
+        beside = {name: t for name, t in own.items() if _network(name) not in copies}
+        found, _ = self._beside_the_model(beside)
         learner.load({**own, **found}, plain)
+
+    @property
+    def has_actor(self) -> bool:
+        """Whether the policy's heads are among what is taken."""
+        return has_actor(self._parts)
 
     def leaves_critics(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Return whether `learner` leaves the critics as they are made, though the critic is taken,
         of a learner that has the tensors ``state``."""
         return self._takes_critics and CRITICS in self._beside_the_model(state)[1]
+
+    def check_more_than_critics(self) -> None:
+        """Raise ConfigError if nothing but critics was to be taken."""
+        if self._parts == {"critic"}:
+            raise ConfigError(
+                f"--init-parts critic: the checkpoint in {self._store.folder} has no critics that "
+                "fit those here, so nothing would be taken; name other parts, or leave out "
+                "--init-from"
+            )
 
     def _beside_the_model(
         self, own: Mapping[str, torch.Tensor]

@@ -61,6 +61,8 @@ def translated(fields: Mapping[str, Any]) -> dict[str, Any]:
     fields = {RENAMED.get(name, name): value for name, value in fields.items()}
     if weights := fields.pop("policy_weights", None):
         fields["init_from"] = weights
+    if "updates_per_env_step" in fields:  # from which the ratio follows
+        fields["samples_per_insert"] = "auto"
     if fields.pop("exploration_schedule", "constant") == "linear":
         fields["anneal"] = {"exploration_coeff": "linear"}
     return fields

@@ -97,8 +97,8 @@ def _of_replay(config: Any, batch: int) -> dict[str, Iterable[Any]]:
         "batch_size": _halves_and_doubles(batch),
         "priority_alpha": (0.0, 0.4, 0.6, 0.9),
     }
-    if config.samples_per_insert is not None:
-        ratio = config.samples_per_insert
+    ratio = config.samples_per_insert
+    if isinstance(ratio, float):  # with critics of actions it follows from the updates
         values["samples_per_insert"] = (ratio / 2, ratio, 2 * ratio, 4 * ratio)
     if not getattr(config, "noisy_nets", False):
         values["epsilon_base"] = (0.2, 0.4, 0.7)

@@ -47,12 +47,15 @@ def make_archive(
 ) -> ReplayArchive:
     """Return the archive that saves the shards, with the saved replay to restore, if there is one
     that fits. Raises ConfigError if the disk has no room to save the replay."""
-    ours = geometry(slots, plan.stored_slots, config.priority_exponent)
+    rewards = {name: getattr(config, name) for name in ("reward_scale", "reward_clip")}
+    ours = geometry(slots, plan.stored_slots, config.priority_exponent, rewards)
     where = start.replays or ReplayFolder(Path())
     if where.saved is not None:
-        changed = difference(where.saved.geometry, ours)
+        before = where.saved.geometry
+        former = {n: v for n, v in rewards.items() if n in ours and n not in before}
+        changed = difference({**former, **before}, ours)  # older ones do not say it
         if changed:
-            why = f"the saved one has another layout: {', '.join(changed)}"
+            why = f"the saved one does not fit: {', '.join(changed)}"
             where = dataclasses.replace(where, saved=None, missing=why)
     if saves(config):
         _check_room(plan, where, _size(config, plan, slots))
@@ -197,7 +200,11 @@ def add_shards(
     """Add the shards of a policy group."""
     config, plan, start = group.config, group.plan, group.policy.start
     counts, placement = plan.shard_slots, placement_beside(plan, group.node)
-    priority = Prioritisation(config.priority_exponent, config.priority_epsilon)
+    priority = Prioritisation(
+        config.priority_exponent,
+        config.priority_epsilon,
+        estimated=group.agents.algorithm.estimates_errors,
+    )
     for index, wakeup in enumerate(replay.wakeups):
         own = ShardSlots(index, sum(counts[:index]), counts[index], plan.stored_slots[index])
         post = graph.post(wakeup)

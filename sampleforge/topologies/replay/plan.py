@@ -132,7 +132,6 @@ def plan_replay(
 def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: str) -> ReplayPlan:
     """Return the sizes of a run whose capacity is given."""
     assert config.batch_size is not None and config.learning_starts is not None
-    assert config.samples_per_insert != "auto"
     uses_cuda_graphs(config, device)  # refuses what cannot be
     if getattr(config, "compile", False) and not config.sampler_only:
         for where in config.learner_devices or (device,):
@@ -167,13 +166,13 @@ def _plan(algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: 
         batch_size=config.batch_size,
         item_steps=item_steps,
         learning_starts=config.learning_starts,
-        ratio=None if config.sampler_only else config.samples_per_insert,
+        ratio=None if config.sampler_only else config.replay_ratio,
         learner_threads=threads,
         leases=leases,
         stored_slots=per_shard,
         tolerance=_tolerance(
             config,
-            _item_ratio(config.samples_per_insert, item_steps),
+            _item_ratio(config.replay_ratio, item_steps),
             config.batch_size * config.prefetch_batches,
             shards * actors * leases * shape.items,
         ),

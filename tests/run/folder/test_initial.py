@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.config import ConfigError
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.run.folder.initial import InitialWeights
 from tests.support.sac import (
@@ -57,8 +58,12 @@ def test_critics_are_taken_with_their_norms_and_targets_or_not_at_all(
     store.save(checkpoint, env_steps=0, version=3, return_mean=None)
     initial = InitialWeights(store, "latest", (), "refuse")
     assert initial.leaves_critics(before) is ("critics" not in taken)
+    of_critics = InitialWeights(store, "latest", ("critic",), "refuse")
+    with pytest.raises(ConfigError, match=r"--init-parts critic: .* nothing would be taken"):
+        of_critics.check_more_than_critics()
     of_policy = InitialWeights(store, "latest", ("encoder",), "refuse")
     assert not of_policy.leaves_critics(before), "as asked"
+    assert initial.has_actor and not of_critics.has_actor
     initial.learner(other)
     after = other.state()[0]
     changed = {n.partition("/")[0] for n in after if not torch.equal(after[n], before[n])}

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from gymnasium import spaces
 
+from sampleforge.algorithms.acting import ActingPlace
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.td3.algorithm import TD3
+from sampleforge.api import train
 from sampleforge.config import ConfigError
+from sampleforge.env.guard import NotFiniteError
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
+from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec, action_specs
 from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
+from sampleforge.workers.metrics import DivergedError
 from tests.support.apex_graphs import (
     build_replay,
     learner_worker,
@@ -27,7 +36,7 @@ from tests.support.apex_graphs import (
 )
 from tests.support.box_code import CheckingSacMaker, box_config
 from tests.support.graphs import spec_of, survive_kills
-from tests.support.sac import SPEC
+from tests.support.sac import SPEC, sac_config, td3_config
 
 
 def checking(config: SacConfig) -> tuple[Graph, ReplayPlan]:
@@ -135,6 +144,81 @@ def test_the_replay_is_smaller_than_that_of_q_learning_and_rollouts_shorter(conf
 @pytest.mark.parametrize("updates", [0.25, 2.0])
 def test_the_replay_ratio_follows_from_the_updates_per_env_step(updates: float) -> None:
     config = resolve_defaults(SacConfig(env="Code", updates_per_env_step=updates), SPEC)
-    assert config.samples_per_insert == 256 * updates
+    assert config.replay_ratio == 256 * updates and config.samples_per_insert == "auto"
     again = resolve_defaults(config, SPEC)
     assert again == config, "resolved defaults are given again where a run resumes"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", [SacConfig, CrossqConfig, Td3Config])
+@pytest.mark.parametrize(
+    "more", [{"batch_size": 32}, {"updates_per_env_step": 0.5}], ids=["batch", "updates"]
+)
+def test_a_run_goes_on_with_another_batch_or_ratio(
+    config: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {
+        "env": "Pendulum-v1",
+        "run_dir": str(tmp_path),
+        "serial": True,
+        "quiet": True,
+        "learning_starts": 50,
+        "model": ModelConfig(hidden_sizes=(8,)),
+    }
+    first = train(config(**settings, batch_size=16, train_for_env_steps=100)).summary
+    # Format 1 stored the ratio that follows from both until there was `replay_ratio`.
+    stored = (tmp_path / "config.yaml").read_text()
+    assert "samples_per_insert: auto" in stored
+    (tmp_path / "config.yaml").write_text(
+        stored.replace("samples_per_insert: auto", "samples_per_insert: 16.0", 1)
+    )
+    asked = {**settings, "batch_size": 16, "train_for_env_steps": 300, **more}
+    second = train(config(**asked)).summary
+    assert second["env_steps"] >= 300 and second["updates"] > first["updates"]
+    flag = next(iter(more)).replace("_", "-")
+    assert f"Changed from here on: --{flag}" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", [SacConfig, CrossqConfig, Td3Config])
+def test_updates_that_move_no_policy_may_be_skipped(config: Any, tmp_path: Path) -> None:
+    """The first message of a diverged training has the norm of what was computed."""
+    with pytest.raises((DivergedError, NotFiniteError), match=r"diverged.*--learning-rate"):
+        train(
+            config(
+                env="Pendulum-v1",
+                run_dir=str(tmp_path),
+                serial=True,
+                quiet=True,
+                learning_starts=50,
+                learning_rate=1e25,
+                actor_interval=3,
+                train_for_env_steps=2000,
+                model=ModelConfig(hidden_sizes=(8,)),
+            )
+        )
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_a_trained_policy_acts_from_the_first_step(algorithm: Algorithm) -> None:
+    config = sac_config() if algorithm is SAC else td3_config(exploration_noise=1e-6)
+    network = algorithm.new_network(config, SPEC)
+    weights, obs = SharedWeights(network.state_dict()), {"obs": torch.zeros(400, 3)}
+    assert algorithm.new_acting is not None
+    spread = {}
+    for trained in (False, True):
+        place = ActingPlace(
+            torch.Generator().manual_seed(1),
+            num_rows=400,
+            ladder=torch.full((400,), 1e-6),
+            progress=SimpleNamespace(env_steps=0),  # type: ignore[arg-type]
+            is_trained=trained,
+        )
+        acting = algorithm.new_acting(config, network, weights, place)
+        none, rows = torch.zeros(400, dtype=torch.bool), torch.arange(400)
+        found = acting.act(obs, torch.zeros(400, 0), none, rows).actions["action"]
+        spread[trained] = found.std(0)
+    if algorithm is TD3:
+        assert (spread[True] < 1e-3).all() and (spread[False] > 0.3).all(), spread
+    else:
+        assert not torch.equal(spread[True], spread[False])

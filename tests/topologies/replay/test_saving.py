@@ -16,6 +16,7 @@ import pytest
 
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
 from sampleforge.run.folder.replays import Replays
 from sampleforge.spec import ACTION
@@ -130,7 +131,7 @@ def test_what_is_saved_while_actors_write_is_whole(algo: str, tmp_path: Path) ->
                 assert check_saved(found.saved, config, code) > plan.capacity / 3
             replays.prune(reference)
     state = {
-        "limiter": limiter.state(),
+        "limiter": limiter.state(0),
         "shard_choice": np.random.default_rng(7).bit_generator.state,
     }
     again, _ = build_replay(config, found, Resumed(state))
@@ -194,7 +195,7 @@ def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Pa
             for _ in trainer:
                 pass
             source = learner_worker(trainer.session.graph)._source.samples
-            states.append((source.limiter.state(), source.shard_choice))
+            states.append((source.limiter.state(0), source.shard_choice))
             replay_counters = source.limiter.replay_counters
             states.append((int(replay_counters.inserted.sum()), bool(replay_counters.full.all())))
     assert abs(states[0][0]["balance"] - states[2][0]["balance"]) < 100
@@ -205,8 +206,18 @@ def test_a_saved_replay_of_another_layout_is_refilled_and_the_log_says_so(tmp_pa
     run = tmp_path / "run"
     train(config(run, 1500))
     train(config(run, 1600, num_replay_shards=2))
-    assert "the saved one has another layout: slots_per_shard: [60] -> [30, 30]" in log_of(run)
+    assert "the saved one does not fit: slots_per_shard: [60] -> [30, 30]" in log_of(run)
     assert "200 transitions are collected" in log_of(run)
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_saved_replay_of_rewards_of_another_scale_is_refilled(core: Any, tmp_path: Path) -> None:
+    """But for sequences, whose windows are made when they are read."""
+    model = {} if core == "none" else {"model": ModelConfig(core="gru", hidden_sizes=(8,))}
+    train(config(tmp_path, 1500, **model))
+    train(config(tmp_path, 1600, **model, reward_scale=0.5))
+    refilled = "the saved one does not fit: reward_scale: 1.0 -> 0.5" in log_of(tmp_path)
+    assert refilled is (core == "none")
 
 
 def test_a_damaged_replay_is_refilled_and_the_log_says_so(
