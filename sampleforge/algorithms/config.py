@@ -110,12 +110,16 @@ class CriticsConfig(ReplayConfig):
     """Added to the denominator of Adam's step, above 0."""
     max_grad_norm: float = 0.0
     """Norm that the gradients of the policy and of the critics are clipped to (0: no clipping)."""
+    noise_correlation: float = 0.0
+    """Every fourth environment explores with noise of this correlation from step to step, 0 to 1
+    (0: all noise is independent)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_critics actor_interval", low=1)
         check_range(self, "updates_per_env_step learning_rate adam_eps", low=0, above=True)
         check_range(self, "max_grad_norm", low=0)
+        check_range(self, "noise_correlation", low=0, high=1)
         if self.samples_per_insert != "auto":
             raise ConfigError(
                 f"{typed('samples_per_insert', self.samples_per_insert)}: here the replay ratio is "

@@ -16,54 +16,12 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
+from sampleforge.algorithms.correlated_noise import CorrelatedNoise, correlated_noise
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD, ActionDistribution
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ACTION_MASK
-
-
-class CorrelatedNoise:
-    """Standard normal noise, which is correlated with that of the step before in every fourth env
-    row: z_t = c z_{t-1} + sqrt(1 - c^2) e_t with e_t ~ N(0, 1), starting anew with each episode.
-
-    Each z_t alone is N(0, 1), so that the log-probability of an action given its observation is
-    that of independent noise (as with the coloured noise of Hollenstein et al. 2024, arXiv
-    2312.11091). Independent noise cancels itself out over a few steps; correlated noise moves a
-    system that has inertia. The other rows keep independent noise, because with correlated noise a
-    system that balances falls (measured: Hopper).
-    """
-
-    EVERY = 4
-
-    def __init__(
-        self, correlation: float, rows: int, size: int, generator: torch.Generator
-    ) -> None:
-        """Make the source of noise for ``rows`` env rows (of the whole run), each with ``size``
-        numbers per step."""
-        self._correlation = torch.zeros((rows, 1), device=generator.device)
-        self._correlation[self.EVERY - 1 :: self.EVERY] = correlation
-        self._fresh = (1.0 - self._correlation.square()).sqrt()
-        self._generator = generator
-        self._last = torch.full((rows, size), math.nan, device=generator.device)
-
-    def draw(self, rows: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
-        """Return the noise [B, size] of the env rows ``rows`` (int64 [B]).
-
-        ``is_first`` (bool [B]) marks the beginning of an episode. A row without earlier noise
-        begins as well, as after a restart of the policy worker."""
-        last = self._last[rows]
-        noise = torch.empty_like(last).normal_(generator=self._generator)
-        begins = is_first.unsqueeze(1) | last.isnan()
-        correlated = self._correlation[rows] * last + self._fresh[rows] * noise
-        noise = torch.where(begins, noise, correlated)
-        self._last[rows] = noise
-        return noise
-
-    def is_independent(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return which of the env rows ``rows`` (int64 [B]) have independent noise, bool [B]."""
-        return self._correlation[rows, 0] == 0
-
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -292,10 +250,8 @@ def sampling(
 ) -> Acting:
     """Return what samples actions from the distribution of ``network``, in numpy where that can be.
     ``noise_correlation``: of the noise of Box actions, see `CorrelatedNoise`."""
-    generator, noise, direct = place.generator, None, None
-    if noise_correlation and network.layout.num_boxes and not network.has_own_distribution:
-        size = network.layout.num_boxes
-        noise = CorrelatedNoise(noise_correlation, place.num_rows, size, generator)
+    generator, direct = place.generator, None
+    noise = correlated_noise(noise_correlation, network, place)
     if place.is_plain and has_pass(network):
         direct = DirectActing(network, generator, noise)
     choose = Stochastic(generator, noise)

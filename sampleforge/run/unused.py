@@ -108,6 +108,11 @@ RULES: tuple[Rule, ...] = (
         "the policy head of your own decides it (--model.head)",
     ),
     (
+        "noise_correlation",
+        lambda run: run.plan.envs * run.spec.num_agents < 4,
+        "it is for every fourth environment, and there are fewer; add --num-envs-per-worker",
+    ),
+    (
         "noise_correlation model.squash_actions",
         lambda run: draws_itself(run.config.model),
         "the distribution of your own decides it (--model.head)",

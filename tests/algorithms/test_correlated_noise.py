@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
-from sampleforge.algorithms.sampling import CorrelatedNoise
+from sampleforge.algorithms.acting import ActingPlace
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.correlated_noise import CorrelatedNoise
+from sampleforge.algorithms.sac.algorithm import SAC
+from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.config import ConfigError
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.shared.newest import SharedWeights
+from sampleforge.topologies.config import AppoConfig, SacConfig
 from tests.support.graphs import rollouts
+from tests.support.sac import SPEC, sac_config, td3_config
 
 ROWS, SIZE, STEPS = 200, 2, 100
 ALL, NONE = torch.ones(ROWS, dtype=torch.bool), torch.zeros(ROWS, dtype=torch.bool)
@@ -97,6 +106,30 @@ def test_actions_of_a_run_are_correlated_within_episodes(inference: str) -> None
         assert least < correlation(pairs[0], pairs[1]) < most
 
 
-def test_a_noise_correlation_above_one_is_refused() -> None:
+@pytest.mark.parametrize("config", [AppoConfig, SacConfig])
+def test_a_noise_correlation_above_one_is_refused(config: Any) -> None:
     with pytest.raises(ConfigError, match=r"--noise-correlation 1\.5: must be at least 0"):
-        AppoConfig(noise_correlation=1.5)
+        config(noise_correlation=1.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config"), [(SAC, sac_config()), (TD3, td3_config(exploration_spread=1.0))]
+)
+def test_what_acts_for_a_replay_explores_with_the_noise_that_was_asked_for(
+    algorithm: Algorithm, config: Any
+) -> None:
+    """The policy's mean stays the same, so that actions resemble the last ones as the noise does.
+    They are squashed or clipped, which takes a little of it."""
+    config = dataclasses.replace(config, noise_correlation=0.9, learning_starts=1)
+    network = algorithm.new_network(config, SPEC)
+    assert algorithm.new_acting is not None
+    ladder = torch.full((4 * ROWS,), 0.1)
+    place = ActingPlace(torch.Generator().manual_seed(1), ladder=ladder, num_rows=4 * ROWS)
+    acting = algorithm.new_acting(config, network, SharedWeights(network.state_dict()), place)
+    rows, none = torch.arange(4 * ROWS), torch.zeros(4 * ROWS, 0)
+    obs, goes_on = {"obs": torch.zeros(4 * ROWS, 3)}, torch.zeros(4 * ROWS, dtype=torch.bool)
+    drawn = torch.stack([acting.act(obs, none, goes_on, rows).actions["action"] for _ in range(50)])
+    drawn = (drawn - drawn.mean((0, 1))) / drawn.std((0, 1))
+    resembles = [correlation(drawn[:-1, i::4], drawn[1:, i::4]) for i in range(4)]
+    assert all(abs(found) < 0.05 for found in resembles[:3])
+    assert resembles[3] == pytest.approx(0.88, abs=0.04)

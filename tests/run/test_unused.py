@@ -28,6 +28,7 @@ from sampleforge.topologies.config import (
     MarwilConfig,
     Td3Config,
 )
+from sampleforge.topologies.critics_config import SacConfig
 from tests.support.envs import CodeEnv
 from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset
@@ -73,6 +74,11 @@ def told(config: AnyConfig) -> list[str]:
         ),
         (AppoConfig(**CARTPOLE, noise_correlation=0.1), ["--noise-correlation 0.1"]),
         (AppoConfig(**BOX, noise_correlation=0.1), []),
+        (SacConfig(**BOX, noise_correlation=0.1), []),
+        (
+            SacConfig(**BOX, noise_correlation=0.1, num_envs_per_worker=3, num_workers=1),
+            ["--noise-correlation 0.1"],
+        ),
         (
             AppoConfig(**CARTPOLE, model=ModelConfig(initial_log_std=-1.0, core_size=8)),
             ["--model.initial-log-std -1.0", "--model.core-size 8"],

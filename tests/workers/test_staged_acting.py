@@ -149,6 +149,7 @@ def test_a_policy_worker_with_graphs_answers_a_power_of_two_and_the_others_next(
                 "learning_starts": 200,
                 "replay_capacity": 5000,
                 "updates_per_env_step": 0.1,
+                "noise_correlation": 0.5,
             },
         ),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.correlated_noise import correlated_noise
 from sampleforge.algorithms.critics_learner import new_critics
 from sampleforge.algorithms.exploring import no_extra_columns, uniform_first
 from sampleforge.algorithms.learning import LearnerPlace
@@ -34,7 +35,8 @@ def _new_crossq_learner(config: Any, network: ActorCritic, place: LearnerPlace) 
 def _new_acting(
     config: Any, network: ActorCritic, weights: SharedWeights, place: ActingPlace
 ) -> Acting:
-    return uniform_first(config, network, weights, place, Stochastic(place.generator))
+    noise = correlated_noise(config.noise_correlation, network, place)
+    return uniform_first(config, network, weights, place, Stochastic(place.generator, noise))
 
 
 SAC = Algorithm(

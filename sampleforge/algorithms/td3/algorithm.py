@@ -9,6 +9,7 @@ import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
 from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.algorithms.correlated_noise import CorrelatedNoise, correlated_noise
 from sampleforge.algorithms.critics_learner import new_critics
 from sampleforge.algorithms.exploring import box_leaves, no_extra_columns, uniform_first
 from sampleforge.algorithms.learning import LearnerPlace
@@ -24,20 +25,29 @@ from sampleforge.spec import EnvSpec
 
 class NoisyMode(Chooser):
     """Chooses the policy's action with Gaussian noise, in units of the bounds, to which it is
-    clipped. ``sizes`` float32 [env rows of the run]: standard deviations."""
+    clipped. ``sizes`` float32 [env rows of the run]: standard deviations. ``noise``: of standard
+    deviation 1, if it is not independent."""
 
     def __init__(
-        self, layout: ActionLayout, generator: torch.Generator, sizes: torch.Tensor
+        self,
+        layout: ActionLayout,
+        generator: torch.Generator,
+        sizes: torch.Tensor,
+        noise: CorrelatedNoise | None = None,
     ) -> None:
         self._layout = layout
         self._generator = generator
         self._sizes = sizes
+        self._noise = noise
 
     def __call__(
         self, distribution: ActionDistribution, is_first: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         mean = unit_actions(self._layout, distribution.mode())
-        noise = torch.empty_like(mean).normal_(generator=self._generator)
+        if self._noise is None:
+            noise = torch.empty_like(mean).normal_(generator=self._generator)
+        else:
+            noise = self._noise.draw(rows, is_first)
         unit = (mean + self._sizes[rows].unsqueeze(-1) * noise).clamp(-1.0, 1.0)
         low, high = bounds_of(self._layout, mean.device)
         return box_leaves(self._layout, low + (high - low) * (1.0 + unit) / 2)
@@ -69,7 +79,8 @@ def _new_acting(
 ) -> Acting:
     ladder = torch.zeros(place.num_rows) if place.ladder is None else place.ladder
     sizes = ladder.to(place.device, torch.float32)
-    choose = NoisyMode(network.layout, place.generator, sizes)
+    noise = correlated_noise(config.noise_correlation, network, place)
+    choose = NoisyMode(network.layout, place.generator, sizes, noise)
     return uniform_first(config, network, weights, place, choose)
 
 
