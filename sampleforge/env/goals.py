@@ -23,6 +23,8 @@ from sampleforge.env.vector import Array
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 """The keys of the observation, and the names of its leaves."""
 
+_CHECKED_STEPS = 50
+
 
 def has_goals(env: gym.Env[Any, Any]) -> bool:
     """Return whether the reward of an environment is known for any goal."""
@@ -89,10 +91,17 @@ class GoalRule:
         return at_once if found.shape == right.shape and (found == right).all() else each
 
     def _check(self, env: gym.Env[Any, Any], env_id: str) -> None:
-        """Raise ConfigError unless the reward of a step is that of its goals."""
+        """Raise ConfigError unless the rewards of some steps are those of their goals."""
         env.reset(seed=0)
         env.action_space.seed(0)
-        obs, reward, *_ = env.step(env.action_space.sample())
+        for _ in range(_CHECKED_STEPS):
+            obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            self._check_step(env, env_id, obs, float(reward))
+            if terminated or truncated:
+                env.reset()
+
+    def _check_step(self, env: gym.Env[Any, Any], env_id: str, obs: Any, reward: float) -> None:
+        """Raise ConfigError unless ``reward``, that of a step, is that of the goals after it."""
         try:
             found = float(env.get_wrapper_attr("compute_reward")(obs[ACHIEVED], obs[DESIRED], {}))
         except Exception as error:
@@ -101,9 +110,9 @@ class GoalRule:
                 f"an empty info: {error!r}; infos of past steps are not kept, so that it must do "
                 "without, or leave out --her"
             ) from error
-        if not np.isclose(found, float(reward), rtol=1e-4, atol=1e-6):
+        if not np.isclose(found, reward, rtol=1e-4, atol=1e-6):
             raise ConfigError(
-                f"--her: a step of {env_id} has the reward {float(reward):g}, but its "
+                f"--her: a step of {env_id} has the reward {reward:g}, but its "
                 f"compute_reward says {found:g} for the goals after it; correct the environment, "
                 "or the wrapper that changes its rewards (--reward-scale and --reward-clip do it "
                 "for learning), or leave out --her"

@@ -15,6 +15,7 @@ import torch
 
 from sampleforge.algorithms.acting import Acting, ActingPlace, NewSeed
 from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.config import ConfigError
 from sampleforge.env.place import POLICY_STREAM, Place, row_seeds
 from sampleforge.env.registry import make_vector
 from sampleforge.env.tasks import following
@@ -61,7 +62,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NetworkMaker:
-    """Makes the network of a policy with its initial weights, the same for the same ``seed``."""
+    """Makes the network of a policy with its initial weights, the same for the same ``seed``.
+    Raises ConfigError if it does not fit into memory."""
 
     algorithm: Algorithm
     config: Any
@@ -69,8 +71,16 @@ class NetworkMaker:
     seed: int
 
     def __call__(self) -> Any:
-        with seeded(self.seed), usual_torch():
-            return self.algorithm.new_network(self.config, self.spec)
+        try:
+            with seeded(self.seed), usual_torch():
+                return self.algorithm.new_network(self.config, self.spec)
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):  # how torch says it
+                raise
+            raise ConfigError(
+                f"the network does not fit into memory ({error}); lower --model.hidden-sizes or "
+                "the other sizes of --model"
+            ) from error
 
     def to_be_loaded(self) -> Any:
         """Return the same network without its initial weights: others are loaded next."""

@@ -80,7 +80,7 @@ def plan_ranks(
             batches=1.0 if config.variable_experience else 0.0,
         ),
     )
-    flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
+    flags = "--batch-size, --num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
     check_memory(plan, shape, flags)
     check_minibatch(config, plan, whole_rollouts=algorithm.whole_rollouts(config))
     check_lag(config, plan)

@@ -545,10 +545,8 @@ def check_minibatch(config: LearnerConfig, plan: Plan, *, whole_rollouts: bool) 
             f"and recurrent cores need whole rollouts; nearest: {below} or {below + plan.rollout}"
         )
     if plan.batch_size % size:
-        divisors = [d for d in range(1, plan.batch_size + 1) if plan.batch_size % d == 0]
-        if whole_rollouts:
-            divisors = [d for d in divisors if d % plan.rollout == 0]
-        near = min(divisors, key=lambda d: abs(d - size))
+        sizes = _equal_parts(plan.batch_size, plan.rollout if whole_rollouts else 1)
+        near = min(sizes, key=lambda each: abs(each - size))
         raise ConfigError(
             f"--minibatch-size {size} does not divide the batch of {plan.batch_size} = "
             f"{plan.slots_per_batch} slots x {plan.rows} rows x {plan.rollout} steps; "
@@ -559,5 +557,13 @@ def check_minibatch(config: LearnerConfig, plan: Plan, *, whole_rollouts: bool) 
 def nearest_minibatch(batch: int, about: float, unit: int) -> int | None:
     """Return the size of equal minibatches of a ``batch``, a multiple of ``unit``, that is nearest
     to ``about``, as a ratio. None if there is none."""
-    sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
+    sizes = _equal_parts(batch, unit)
     return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)
+
+
+def _equal_parts(batch: int, unit: int) -> list[int]:
+    """Return the sizes of equal parts of a ``batch`` that are multiples of ``unit``, in ascending
+    order."""
+    units, rest = divmod(batch, unit)
+    small = [] if rest else [n for n in range(1, math.isqrt(units) + 1) if units % n == 0]
+    return [unit * n for n in sorted({*small, *(units // n for n in small)})]

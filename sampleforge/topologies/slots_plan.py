@@ -75,7 +75,10 @@ def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, devi
         slot_bytes=shape.nbytes(slots),
         lag=policy_lag(config, slots_per_batch * shape.env_steps, batches),
     )
-    flags = "--num-envs-per-worker, --rollout, --num-workers or --num-batches-to-accumulate"
+    flags = (
+        "--batch-size, --num-envs-per-worker, --rollout, --num-workers or "
+        "--num-batches-to-accumulate"
+    )
     check_memory(plan, shape, flags)
     check_minibatch(config, plan, whole_rollouts=algorithm.whole_rollouts(config))
     check_asynchronous_lag(config, plan.lag)

@@ -73,3 +73,16 @@ def test_a_reward_that_does_not_follow_from_the_goals_is_refused() -> None:
         GoalRule(scaled, "Code")
     with pytest.raises(ConfigError, match=r"failed with an empty info: KeyError\('reward'\)"):
         GoalRule(NeedsInfo(), "Code")
+
+
+class BonusAtTheEnd(BitFlipEnv):
+    """The last step of an episode has more than its goals say."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward + 3.0 * (terminated or truncated), terminated, truncated, info
+
+
+def test_the_rewards_of_whole_episodes_are_compared() -> None:
+    with pytest.raises(ConfigError, match=r"but its compute_reward says"):
+        GoalRule(BonusAtTheEnd(4), "Bonus")

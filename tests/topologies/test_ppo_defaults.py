@@ -17,6 +17,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, EnvSpec
+from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
@@ -35,6 +36,8 @@ from sampleforge.topologies.ppo_defaults import (
     reason,
     resolve_defaults,
 )
+from sampleforge.topologies.registry import pairing
+from sampleforge.topologies.sampler_plan import nearest_minibatch
 from tests.support.graphs import resolved, spec_of
 from tests.support.ppo_plans import (
     ATARI,
@@ -357,6 +360,14 @@ def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
         assert found.minibatch_size and found.minibatch_size >= MINIBATCH // 4
 
 
+def test_minibatches_are_the_equal_parts_that_are_nearest() -> None:
+    for batch, unit, about in itertools.product([1, 12, 96, 97, 2048], [1, 4, 16], [3.0, 40.0]):
+        sizes = [size for size in range(unit, batch + 1, unit) if batch % size == 0]
+        nearest = min(sizes, key=lambda size: abs(math.log(size / about)), default=None)
+        assert nearest_minibatch(batch, about, unit) == nearest
+    assert nearest_minibatch(10**12, 256.0, 1) == 256, "found at once"
+
+
 # ---- what is said ----
 
 
@@ -426,3 +437,12 @@ def test_twenty_agents_with_large_images_need_little_memory(cores: Callable[[int
     large = spec((457, 120, 3), "uint8")
     _, plan = planned(AppoConfig(), dataclasses.replace(large, agents=names))
     assert plan.batch_size == 1280 and plan.slot_bytes < 1 << 30
+
+
+def test_a_network_that_does_not_fit_into_memory_is_refused() -> None:
+    config = AppoConfig(env="CartPole-v1", model=ModelConfig(hidden_sizes=(10**6, 10**6)))
+    maker = NetworkMaker(pairing(config).algorithm, config, VECTOR, 0)
+    with pytest.raises(
+        ConfigError, match=r"does not fit into memory .* lower --model\.hidden-sizes"
+    ):
+        maker()

@@ -113,6 +113,12 @@ def plan_replay(
 
     ``config``: with resolved defaults; without a capacity, the replay holds the usual one, or as
     many transitions as fit. ``device``: the resolved device of learner and policy workers."""
+    most = config.replay_capacity or config.usual_capacity
+    if config.batch_size is not None and config.batch_size > most:
+        raise ConfigError(
+            f"--batch-size {config.batch_size}: a minibatch has more transitions than the replay "
+            f"holds, {most}; lower it, or raise --replay-capacity"
+        )
     if config.replay_capacity is not None:
         plan = _plan(algorithm, config, spec, device)
         _check_memory(plan)

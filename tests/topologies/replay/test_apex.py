@@ -221,6 +221,8 @@ def test_an_unset_capacity_is_what_fits_into_memory() -> None:
 def test_configs_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="--learning-starts 500: the replay holds only"):
         apex_config(learning_starts=500)
+    with pytest.raises(ConfigError, match="--batch-size 500: a minibatch has more transitions"):
+        planned(apex_config(batch_size=500))
     with pytest.raises(ConfigError, match="--burn-in 50: a sequence shares only 40 steps"):
         apex_config(model=ModelConfig(core="gru"), burn_in=50)
     with pytest.raises(ConfigError, match="--sequence-overlap 40: a sequence has only 40"):
