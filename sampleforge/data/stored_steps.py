@@ -6,6 +6,8 @@ the number of the pass. So a run that is resumed goes on where it was.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,7 +20,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.dataset import StoredEpisode, open_dataset
-from sampleforge.ops.far_values import TypicalSize, bound_rewards
+from sampleforge.ops.far_values import AT_REST, FarFound, TypicalSize, bound_rewards
 from sampleforge.ops.returns import returns_to_go
 from sampleforge.ops.running_stats import Gather
 from sampleforge.rollouts.batch import BatchSource, Taken
@@ -26,6 +28,7 @@ from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 
+log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 PART = 1024
@@ -87,7 +90,7 @@ class StoredSteps:
     ``observations``: leaf -> [N + E, ...], because every episode has one more than it has steps.
     An episode that was not recorded to its end counts as truncated. ``length``: steps of a row.
     Observations and rewards that are far beyond all others are bounded
-    (`sampleforge.ops.far_values`).
+    (`sampleforge.ops.far_values`); ``far`` has a text for each kind of them.
     """
 
     def __init__(
@@ -96,10 +99,15 @@ class StoredSteps:
         kept = [episode for episode in episodes if len(episode)]
         if not kept:
             raise ConfigError("the dataset has no env steps to learn from")
-        self.observations = _bounded(_joined([episode.observations for episode in kept]))
+        self.far: list[str] = []
+        self.observations = _joined([episode.observations for episode in kept])
+        for name, leaf in self.observations.items():
+            if leaf.dtype.kind == "f" and (found := _bound(leaf)) is not None:
+                self.far.append(_described(f"observation leaf {name!r}", found))
         self.actions = _joined([episode.actions for episode in kept])
         rewards = np.concatenate([episode.rewards for episode in kept])
-        bound_rewards(TypicalSize(few=0), rewards)
+        if (found := bound_rewards(TypicalSize(few=0), rewards)) is not None:
+            self.far.append(_described("the rewards", found))
         sizes = np.array([len(episode) for episode in kept])
         self._ends = np.cumsum(sizes)  # [E]: index of the step after each episode
         begins = self._ends - sizes
@@ -156,16 +164,26 @@ def _joined(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
 
 
-def _bounded(observations: dict[str, Array]) -> dict[str, Array]:
-    """Replace elements of floats that are far beyond all others, in place; see
-    `sampleforge.ops.far_values`."""
-    for leaf in observations.values():
-        typical = TypicalSize(few=0)
-        for begin in range(0, len(leaf) if leaf.dtype.kind == "f" else 0, PART):
-            part = leaf[begin : begin + PART]
-            if not typical.takes(part):
-                typical.bound(part)
-    return observations
+def _bound(leaf: Array) -> FarFound | None:
+    """Replace elements of floats [N, ...] that are far beyond all others, in place; return them,
+    or None if there are none. See `sampleforge.ops.far_values`."""
+    typical, first, number = TypicalSize(PART * math.prod(leaf.shape[1:]), AT_REST), None, 0
+    for begin in range(0, len(leaf), PART):
+        part = leaf[begin : begin + PART]
+        if typical.takes(part):
+            continue
+        given = part.copy()
+        far = typical.bound(part)
+        number += int(np.count_nonzero(far))
+        if first is None and far.any():
+            row, *at = np.argwhere(far)[0].tolist()
+            first = FarFound(number, (begin + row, *at), float(given[(row, *at)]))
+    return None if first is None else first._replace(number=number)
+
+
+def _described(what: str, found: FarFound) -> str:
+    numbers = f"{found.number:,} number{'s' if found.number > 1 else ''}"
+    return f"{numbers} of {what}, the first one {found.value:g}"
 
 
 class Passes:
@@ -262,6 +280,14 @@ class StoredBatches:
             StoredSteps(open_dataset(each.name, self.spec).episodes(), self.rule, self.length)
             for each in self.inputs
         ]
+        for each, steps in zip(self.inputs, parts, strict=True):
+            for far in steps.far:
+                log.warning(
+                    "%s: far beyond all others, and bounded: %s; correct the data, or, if they "
+                    "are meant, scale them",
+                    each.name,
+                    far,
+                )
         return Mixture(parts, [each.weight for each in self.inputs], self.rows, self.seed)
 
     def source(

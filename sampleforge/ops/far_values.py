@@ -48,6 +48,9 @@ UNUSUAL = 300.0
 """The first reward of an environment that is so many typical sizes counts like a far one. Further
 ones are taken as they are, and so is one whose step terminates the episode: what an environment
 gives again is meant, and what ends an episode is its goal, or a failure."""
+AT_REST = 0.01
+"""The least size that observations begin with: where half of them are velocities of 1e-8 at rest,
+positions of 1 are not far."""
 FEW = 10
 """Where fewer rewards were of one sign, and fewer values were among all rewards, none of this sign
 is unusual, and `FIRST_FAR` holds for it: small constant costs of the time say nothing about the
@@ -61,13 +64,14 @@ COUNTS_AS ** 2."""
 class TypicalSize:
     """The root mean square of the values so far, and the limit that it sets to the next ones.
 
-    ``few``: number of values up to which `FIRST_FAR` holds.
+    ``few``: number of values up to which `FIRST_FAR` holds. ``least``: the least size that it
+    begins with.
     """
 
-    __slots__ = ("_count", "_few", "_squares")
+    __slots__ = ("_count", "_few", "_least", "_squares")
 
-    def __init__(self, few: int) -> None:
-        self._few = few
+    def __init__(self, few: int, least: float = 0.0) -> None:
+        self._few, self._least = few, least
         self._count = 1.0  # a first value of 0, until `bound` has met another
         self._squares = 0.0
 
@@ -103,7 +107,8 @@ class TypicalSize:
         values were 0: far values among them do not change it, even one from each environment."""
         if self._squares == 0.0 and (some := values[values != 0]).size:
             self._count = 1.0
-            self._squares = float(np.quantile(np.abs(some.astype(np.float64)), 0.25)) ** 2
+            quartile = float(np.quantile(np.abs(some.astype(np.float64)), 0.25))
+            self._squares = max(quartile, self._least) ** 2
 
     def bound(
         self, values: Array, others: Array | None = None, spared: Array | None = None

@@ -69,6 +69,19 @@ def test_one_absurd_number_changes_nothing_else() -> None:
     assert np.argwhere(differ).tolist() == [[5 * 21 + 3, 2]]
     assert abs(found.observations["obs"]).max() < 1000
     assert spoiled[4].rewards[19] == np.float32(1e8), "the data set stays as it was"
+    obs, rewards = found.far
+    assert obs.startswith("1 number of observation leaf 'obs', the first one 1e+38")
+    assert rewards.startswith("1 number of the rewards, the first one 1e+08")
+    assert not plain.far
+
+
+def test_positions_beside_velocities_at_rest_stay_as_they_are() -> None:
+    episodes = recorded([20] * 300)
+    for episode in episodes:
+        episode.observations["obs"][:, 1:] *= np.float32(1e-8)
+    found = StoredSteps(episodes, RewardRule(0.5))
+    given = np.concatenate([episode.observations["obs"] for episode in episodes])
+    np.testing.assert_array_equal(found.observations["obs"], given)
 
 
 def test_datasets_give_the_shares_of_their_weights() -> None:

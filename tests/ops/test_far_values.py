@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sampleforge.ops.far_values import (
+    AT_REST,
     COUNTS_AS,
     FarFromMean,
     TypicalSize,
@@ -55,6 +56,16 @@ def test_what_begins_at_rest_may_move() -> None:
     typical.bound(1e-5 * normal(0, 64))
     moving = normal(1, 64)
     assert not typical.bound(moving).any()
+
+
+def test_positions_beside_velocities_at_rest_are_not_far() -> None:
+    typical = TypicalSize(few=16 * 32, least=AT_REST)
+    values = normal(0, 2, 16)
+    values[:, 6:] *= 1e-8
+    assert not typical.bound(values).any()
+    values = normal(1, 2, 16)
+    values[1, 3] = 1e8
+    assert np.argwhere(typical.bound(values)).tolist() == [[1, 3]]
 
 
 def rewards(goal: float, *, at: tuple[int, int] = (20, 3)) -> np.ndarray:
