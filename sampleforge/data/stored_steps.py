@@ -7,7 +7,6 @@ the number of the pass. So a run that is resumed goes on where it was.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -20,7 +19,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.dataset import StoredEpisode, open_dataset
-from sampleforge.ops.far_values import AT_REST, FarFound, TypicalSize, bound_rewards
+from sampleforge.ops.far_values import FarFound, TypicalSize, bound_rewards
 from sampleforge.ops.returns import returns_to_go
 from sampleforge.ops.running_stats import Gather
 from sampleforge.rollouts.batch import BatchSource, Taken
@@ -167,7 +166,7 @@ def _joined(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
 def _bound(leaf: Array) -> FarFound | None:
     """Replace elements of floats [N, ...] that are far beyond all others, in place; return them,
     or None if there are none. See `sampleforge.ops.far_values`."""
-    typical, first, number = TypicalSize(PART * math.prod(leaf.shape[1:]), AT_REST), None, 0
+    typical, first, number = TypicalSize(few=0), None, 0
     for begin in range(0, len(leaf), PART):
         part = leaf[begin : begin + PART]
         if typical.takes(part):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sampleforge.ops.far_values import AT_REST, TypicalSize, rows_not_finite
+from sampleforge.ops.far_values import TypicalSize, rows_not_finite
 from sampleforge.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class FiniteGuard:
     def _forget(self) -> None:
         self.drops = False
         self._typical = {
-            name: TypicalSize(FEW_STEPS * self._rows * math.prod(shape), AT_REST)
+            name: TypicalSize(few=FEW_STEPS * self._rows * math.prod(shape))
             for name, shape in self._floats.items()
         }
         self._dropped: set[int] = set()

@@ -48,9 +48,9 @@ UNUSUAL = 300.0
 """The first reward of an environment that is so many typical sizes counts like a far one. Further
 ones are taken as they are, and so is one whose step terminates the episode: what an environment
 gives again is meant, and what ends an episode is its goal, or a failure."""
-AT_REST = 0.01
-"""The least size that observations begin with: where half of them are velocities of 1e-8 at rest,
-positions of 1 are not far."""
+LEAST = 0.01
+"""No typical size is smaller, so that no number up to 100 is far: not a position beside velocities
+of 1e-8 at rest, nor a reward of 1 for a goal after many of 1e-9, which are errors of rounding."""
 FEW = 10
 """Where fewer rewards were of one sign, and fewer values were among all rewards, none of this sign
 is unusual, and `FIRST_FAR` holds for it: small constant costs of the time say nothing about the
@@ -60,25 +60,29 @@ HORIZON = 100_000
 scale, by steps that grow geometrically: each far value raises the mean square by its share of
 COUNTS_AS ** 2."""
 
+_LEAST_SQUARE = LEAST**2
+
 
 class TypicalSize:
-    """The root mean square of the values so far, and the limit that it sets to the next ones.
+    """The root mean square of the values so far, at least `LEAST`, and the limit that it sets to
+    the next ones.
 
-    ``few``: number of values up to which `FIRST_FAR` holds. ``least``: the least size that it
-    begins with.
+    ``few``: number of values up to which `FIRST_FAR` holds.
     """
 
-    __slots__ = ("_count", "_few", "_least", "_squares")
+    __slots__ = ("_count", "_few", "_squares")
 
-    def __init__(self, few: int, least: float = 0.0) -> None:
-        self._few, self._least = few, least
+    def __init__(self, few: int) -> None:
+        self._few = few
         self._count = 1.0  # a first value of 0, until `bound` has met another
         self._squares = 0.0
 
     @property
     def size(self) -> float:
         """The typical size; 0 as long as all values were 0."""
-        return float(np.sqrt(self._squares / self._count))
+        if self._squares == 0.0:
+            return 0.0
+        return max(LEAST, float(np.sqrt(self._squares / self._count)))
 
     @property
     def limit(self) -> float:
@@ -96,7 +100,8 @@ class TypicalSize:
         # (It does without np.errstate: numpy does not check np.vdot for overflow.)
         squares = float(np.vdot(values, values))
         sizes = self._far if within >= FAR else within
-        limit = sizes * sizes * self._squares
+        least = self._squares and _LEAST_SQUARE * self._count
+        limit = sizes * sizes * max(self._squares, least)
         if not squares * self._count <= limit:
             return False
         self.add(squares, values.size)
@@ -107,8 +112,7 @@ class TypicalSize:
         values were 0: far values among them do not change it, even one from each environment."""
         if self._squares == 0.0 and (some := values[values != 0]).size:
             self._count = 1.0
-            quartile = float(np.quantile(np.abs(some.astype(np.float64)), 0.25))
-            self._squares = max(quartile, self._least) ** 2
+            self._squares = float(np.quantile(np.abs(some.astype(np.float64)), 0.25)) ** 2
 
     def bound(
         self, values: Array, others: Array | None = None, spared: Array | None = None

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sampleforge.ops.far_values import (
-    AT_REST,
     COUNTS_AS,
     FarFromMean,
     TypicalSize,
@@ -59,13 +58,24 @@ def test_what_begins_at_rest_may_move() -> None:
 
 
 def test_positions_beside_velocities_at_rest_are_not_far() -> None:
-    typical = TypicalSize(few=16 * 32, least=AT_REST)
+    typical = TypicalSize(few=0)
     values = normal(0, 2, 16)
     values[:, 6:] *= 1e-8
     assert not typical.bound(values).any()
     values = normal(1, 2, 16)
     values[1, 3] = 1e8
     assert np.argwhere(typical.bound(values)).tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize("goals", [1, 8])
+def test_goals_among_errors_of_rounding_are_learned_from(goals: int) -> None:
+    typical, seen, ended = TypicalSize(few=0), Unusual(8), np.zeros((32, 8), np.bool_)
+    for seed in range(20):
+        reward = 1e-9 * normal(seed, 32, 8)
+        reward[5, :goals] = 2.0
+        given = reward.copy()
+        assert bound_rewards(typical, reward, ended, seen) is None
+        np.testing.assert_array_equal(reward, given)
 
 
 def rewards(goal: float, *, at: tuple[int, int] = (20, 3)) -> np.ndarray:
