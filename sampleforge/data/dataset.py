@@ -318,6 +318,11 @@ class _EpisodeReader:
             _number(about),
             _span(about),
         )
+        for name, leaf in read.observations.items():
+            if leaf.dtype.kind == "f" and steps and read.terminations[-1]:
+                leaf[-1] = np.nan_to_num(leaf[-1])  # the episode's end, whose value nobody asks for
+            _check_finite(**{f"observation leaf {name!r}": leaf})
+        _check_finite(**{f"action leaf {name!r}": leaf for name, leaf in read.actions.items()})
         _check_finite(rewards=read.rewards, log_prob=read.log_probs)
         return read
 
@@ -382,11 +387,12 @@ def _span(about: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _check_finite(**columns: Array | None) -> None:
-    """Raise ValueError if one of the columns [T] has a value that is not finite."""
+    """Raise ValueError if one of the columns [T, ...] has a value that is not finite."""
     for name, column in columns.items():
-        if column is not None and not np.isfinite(column).all():
-            bad = int(np.flatnonzero(~np.isfinite(column))[0])
-            raise ValueError(f"{name} is {column[bad]} in step {bad}")
+        if column is not None and column.dtype.kind == "f" and not np.isfinite(column).all():
+            step, *at = np.argwhere(~np.isfinite(column))[0].tolist()
+            where = f" at {at}" if at else ""
+            raise ValueError(f"{name} is {column[(step, *at)]}{where} in step {step}")
 
 
 def stacked(frames: Array, leaf: ArraySpec, before: Array | None) -> Array:
@@ -410,7 +416,9 @@ def _from_env(spec: ActionSpec, actions: Array) -> Array:
     _, _, half, centre = box_units(spec)
     if half is None or centre is None:
         return actions.astype(spec.dtype, copy=False)
-    return ((actions.astype(np.float64) - centre) / half).astype(spec.dtype)
+    away = actions.astype(np.float64) - centre
+    found = np.divide(away, half, out=np.zeros_like(away), where=half != 0)  # 0 where it is fixed
+    return found.astype(spec.dtype)
 
 
 _PER_STEP = (

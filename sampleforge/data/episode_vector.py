@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.config import ConfigError
 from sampleforge.data.dataset import OfflineDataset, StoredEpisode, stacked
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.env.vector import Episode as PlayedEpisode
@@ -19,9 +20,11 @@ from sampleforge.spec import EnvSpec
 class ShuffleBuffer:
     """Holds episodes of ``dataset``, of ``steps`` env steps together or one episode more. `next`
     removes one at random and reads others until the buffer is full again. Each pass over the
-    dataset reads its episodes in another random order."""
+    dataset reads its episodes in another random order. Raises ConfigError if it has no steps."""
 
     def __init__(self, dataset: OfflineDataset, steps: int, seed: list[int]) -> None:
+        if not dataset.num_steps:
+            raise ConfigError(f"{dataset.source}: the dataset has no env steps to learn from")
         self._dataset = dataset
         self._steps = steps
         self._random = np.random.default_rng(seed)
@@ -52,7 +55,8 @@ class ShuffleBuffer:
             self._coming = self._dataset.episodes(order.tolist())
             self.passes += 1
             episode = next(self._coming)
-        self._held.append(episode)
+        if len(episode):
+            self._held.append(episode)
         self._held_steps += len(episode)
         return True
 
@@ -83,6 +87,7 @@ class EpisodeVector(EnvVector):
         self._plays = [self._next() for _ in range(self.num_rows)]
         for row, play in enumerate(self._plays):
             play.write(obs, row)
+        self._check_first_obs(obs)
 
     @property
     def actions(self) -> dict[str, Array]:

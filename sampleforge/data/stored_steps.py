@@ -19,7 +19,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.dataset import StoredEpisode, open_dataset
-from sampleforge.ops.far_values import FarFound, TypicalSize, bound_rewards
+from sampleforge.ops.far_values import FarFound, TypicalSize, Unusual, bound_rewards
 from sampleforge.ops.returns import returns_to_go
 from sampleforge.ops.running_stats import Gather
 from sampleforge.rollouts.batch import BatchSource, Taken
@@ -105,7 +105,8 @@ class StoredSteps:
                 self.far.append(_described(f"observation leaf {name!r}", found))
         self.actions = _joined([episode.actions for episode in kept])
         rewards = np.concatenate([episode.rewards for episode in kept])
-        if (found := bound_rewards(TypicalSize(few=0), rewards)) is not None:
+        column, any_end = rewards[:, None], np.ones((len(rewards), 1), np.bool_)
+        if found := bound_rewards(TypicalSize(few=0), column, any_end, Unusual(1)):
             self.far.append(_described("the rewards", found))
         sizes = np.array([len(episode) for episode in kept])
         self._ends = np.cumsum(sizes)  # [E]: index of the step after each episode
@@ -165,8 +166,11 @@ def _joined(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
 
 def _bound(leaf: Array) -> FarFound | None:
     """Replace elements of floats [N, ...] that are far beyond all others, in place; return them,
-    or None if there are none. See `sampleforge.ops.far_values`."""
+    or None if there are none. See `sampleforge.ops.far_values`. What is typical begins with the
+    largest element, by the size that a tenth of some observations of it exceed."""
+    some = np.abs(leaf[:: -(-len(leaf) // PART)].astype(np.float64))
     typical, first, number = TypicalSize(few=0), None, 0
+    typical.add(float(np.quantile(some, 0.9, axis=0).max(initial=0.0)) ** 2, 1)
     for begin in range(0, len(leaf), PART):
         part = leaf[begin : begin + PART]
         if typical.takes(part):

@@ -179,7 +179,12 @@ class GymnasiumVector(EnvVector):
         if self._mode is AutoresetMode.SAME_STEP and isinstance(final, Mapping):
             self._take_results_of(final, ended, ended)
             stepped &= ~ended
-        self._take_results_of(info, stepped, ended)
+        self._take_results_of(info, stepped, ended | self._due())
+
+    def _due(self) -> Array:
+        """Return the rows whose episodes end with this step because their time is over, which the
+        environment does not know, bool [rows]."""
+        return np.zeros(self.num_rows, np.bool_)
 
     def _take_results_of(self, info: Mapping[str, Any], rows: Array, ended: Array) -> None:
         """Take them of the ``rows``, bool [rows]; statistics and successes of those among them that
@@ -287,15 +292,18 @@ class TruncatedVector(GymnasiumVector):
 
     def _complete(self, out: StepOut) -> None:
         super()._complete(out)
-        due = self._lengths + 1 >= self._limit
+        due = self._due()
         if self._same_step:
             self._cut_same_step(out, due)
             return
         if self._cut.any():  # they were stepped once more; their flags are ignored
             self._reset_rows(self._cut, out.obs)
-        due &= ~self._ended
         self._cut = due & ~(out.terminated | out.truncated)
         out.truncated |= due
+
+    def _due(self) -> Array:
+        due: Array = self._lengths + 1 >= self._limit
+        return due if self._same_step else due & ~self._ended
 
     def _cut_same_step(self, out: StepOut, due: Array) -> None:
         """Truncate the rows ``due``, and reset those that the environment has not reset."""

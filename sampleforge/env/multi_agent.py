@@ -91,7 +91,10 @@ class SeatVector(EnvVector):
         out.reward[:] = rows.reward[seat]
         out.terminated[:] = rows.terminated[seat]
         out.truncated[:] = rows.truncated[seat]
+        gone = self._ended & ~rows.present[seat]
         for name, leaf in rows.obs[seat].items():
+            if leaf.dtype.kind == "f" and np.count_nonzero(gone):
+                leaf[gone] = np.nan_to_num(leaf[gone])  # of an end that the guard has met already
             out.obs[name][...] = leaf
         self._lost += rows.lost
         if seat == 0:  # an environment that was rebuilt counts once

@@ -157,7 +157,7 @@ class SyncVector(EnvVector):
         write_flags(out.terminated, self._terminated, "terminated", self.spec.env_id)
         write_flags(out.truncated, self._truncated, "truncated", self.spec.env_id)
         if self._limits is not None:
-            out.truncated |= self._lengths + 1 >= self._limits
+            out.truncated |= (self._lengths + 1 >= self._limits) & ~self._ended
         if self._observations.has_mask:
             ended = out.terminated | out.truncated
             self._observations.check_masks(out.obs[ACTION_MASK], ended)

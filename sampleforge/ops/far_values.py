@@ -52,9 +52,9 @@ LEAST = 0.01
 """No typical size is smaller, so that no number up to 100 is far: not a position beside velocities
 of 1e-8 at rest, nor a reward of 1 for a goal after many of 1e-9, which are errors of rounding."""
 FEW = 10
-"""Where fewer rewards were of one sign, and fewer values were among all rewards, none of this sign
-is unusual, and `FIRST_FAR` holds for it: small constant costs of the time say nothing about the
-size of what can be won."""
+"""Where fewer values were among all rewards, none is unusual that ends an episode, or whose sign
+fewer rewards than this had, and `FIRST_FAR` holds for it: small constant costs of the time say
+nothing about the size of what can be won, or lost at the end."""
 HORIZON = 100_000
 """Number of values that a typical size covers; older ones fade. So it follows a real change of
 scale, by steps that grow geometrically: each far value raises the mean square by its share of
@@ -175,9 +175,10 @@ class Unusual:
             self._numbers[sign] += number
             typical.add(float(np.vdot(own, own)), number)
 
-    def spared(self, given: Array) -> Array:
-        """Count rewards [N] that are not 0; return which ones are usual among those of their sign,
-        or of a sign that nothing is known of yet (`FEW`), bool."""
+    def spared(self, given: Array, ends: Array) -> Array:
+        """Count rewards [N] that are not 0, of which those of ``ends`` terminate their episodes;
+        return which ones are usual among those of their sign, or may be, as little is known of them
+        (`FEW`), bool."""
         spared = np.zeros(given.shape, np.bool_)
         for sign, typical in self._sizes.items():
             own = np.sign(given) == sign
@@ -187,7 +188,10 @@ class Unusual:
             self._numbers[sign] += int(np.count_nonzero(usual))
             if len(self._values) < FEW:
                 self._values |= {*np.unique(values[usual])[:FEW].tolist()}
-            spared[own] = usual if self._numbers[sign] >= FEW else len(self._values) < FEW
+            few = len(self._values) < FEW
+            spared[own] = usual if self._numbers[sign] >= FEW else few
+            if few:
+                spared |= own & ends
             typical.bound(values)
         return spared
 
@@ -221,7 +225,7 @@ def bound_rewards(
     typical.begin(given)
     first = spared = None
     if seen is not None and terminated is not None:
-        spared = seen.spared(given)
+        spared = seen.spared(given, terminated[some])
         unusual = (np.abs(reward) > np.float64(UNUSUAL * typical.size)) & ~terminated
         unusual[some] &= ~spared
         first = seen.first(unusual)[some]

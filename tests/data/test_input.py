@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -17,9 +18,11 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.data.dataset import open_dataset
 from sampleforge.data.episode_vector import ShuffleBuffer
+from sampleforge.env.adapter import env_spec
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.rollouts.slots import Owner
+from sampleforge.spec import EnvSpaces, rescaled
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
@@ -36,6 +39,7 @@ from tests.support.apex_graphs import (
 from tests.support.graphs import spec_of
 from tests.support.offline import SEEN, record, wired
 from tests.support.pairings import network_maker
+from tests.support.recorded import recorded as recorded_episodes
 from tests.support.stack_checking import STACKED, StackCheckingLearner, StackCheckingLearnerMaker
 
 COUNTING = "tests.support.stacked_envs:StackedVectorEnv"
@@ -254,6 +258,55 @@ def test_a_dataset_from_elsewhere_is_read_by_its_spaces(tmp_path: Path) -> None:
     assert episode.actions["action"].tolist() == [0, 1, 2, 0] and episode.ends
     assert episode.observations["obs"].tobytes() == observations.tobytes()
     assert episode.log_probs is None and episode.begins
+
+
+def test_an_episode_without_steps_is_not_played() -> None:
+    episodes = recorded_episodes([2, 0, 3])
+
+    def chosen(order: list[int]) -> Any:
+        return iter([episodes[i] for i in order])
+
+    dataset: Any = SimpleNamespace(source="d", num_steps=5, num_episodes=3, episodes=chosen)
+    buffer = ShuffleBuffer(dataset, 60, [0])
+    assert sorted(len(buffer.next()) for _ in range(4)) == [2, 2, 3, 3]
+    empty: Any = SimpleNamespace(source="d", num_steps=0)
+    with pytest.raises(ConfigError, match="d: the dataset has no env steps"):
+        ShuffleBuffer(empty, 60, [0])
+
+
+def test_an_element_of_an_action_that_is_fixed_is_zero_in_the_units_of_the_policy(
+    tmp_path: Path,
+) -> None:
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (tmp_path / "data").mkdir()
+    low, high = np.array([-2, 3], np.float32), np.array([2, 3], np.float32)
+    storage = MinariStorage.new(
+        tmp_path / "data",
+        observation_space=gym.spaces.Box(-1, 1, (1,), np.float32),
+        action_space=gym.spaces.Box(low, high),
+    )
+    ends = np.array([False, True])
+    broken_off = np.array([[0], [0], [np.nan]], np.float32)
+    storage.update_episodes(
+        [
+            EpisodeBuffer(
+                observations=broken_off,
+                actions=np.array([[1, 3], [-2, 3]], np.float32),
+                rewards=np.ones(2),
+                terminations=ends,
+                truncations=ends & False,
+                infos={},
+            )
+        ]
+    )
+    spaces = EnvSpaces(storage.observation_space, storage.action_space)
+    spec = env_spec("fixed", spaces)
+    spec = dataclasses.replace(spec, actions={"action": rescaled(spec.actions["action"])})
+    (episode,) = open_dataset(tmp_path, spec).episodes()
+    assert episode.actions["action"].tolist() == [[0.5, 0], [-1, 0]]
+    assert episode.observations["obs"].tolist() == [[0], [0], [0]], "its end terminated"
 
 
 @pytest.mark.parametrize(

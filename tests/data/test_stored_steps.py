@@ -84,6 +84,26 @@ def test_positions_beside_velocities_at_rest_stay_as_they_are() -> None:
     np.testing.assert_array_equal(found.observations["obs"], given)
 
 
+def test_a_large_element_beside_small_ones_stays_as_it_is() -> None:
+    episodes = recorded([20] * 300)
+    for episode in episodes:
+        episode.observations["obs"][:] *= np.float32(1e-5)
+        episode.observations["obs"][:, 1] += 324
+    episodes[7].observations["obs"][3, 0] = 1e9
+    given = np.concatenate([episode.observations["obs"] for episode in episodes])
+    found = StoredSteps(episodes, RewardRule(0.5)).observations["obs"]
+    assert np.argwhere(found != given).tolist() == [[7 * 21 + 3, 0]]
+
+
+@pytest.mark.parametrize("goal", [500.0, -500.0])
+def test_the_rewards_of_goals_and_failures_stay_as_they_are(goal: float) -> None:
+    episodes = recorded([100] * 20)
+    for episode in episodes:
+        episode.rewards[:] = [-0.01] * 99 + [goal]
+    found = StoredSteps(episodes, RewardRule(1.0))
+    assert found.return_to_go[0] == pytest.approx(goal - 0.99) and not found.far
+
+
 def test_datasets_give_the_shares_of_their_weights() -> None:
     many = recorded([100], truncated=(0,))
     for episode in many:

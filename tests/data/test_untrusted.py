@@ -136,6 +136,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
         replace("rewards", lambda group, data: np.array([0, 1, np.nan, 0, 0])),
         "rewards is nan in step 2",
     ),
+    "an observation": (
+        replace("observations", lambda group, data: np.diag([0, np.nan, 0, 0, 0, 0])[:, :3]),
+        r"observation leaf 'obs' is nan at \[1\] in step 1",
+    ),
     "too few observations": (
         replace("observations", lambda group, data: np.zeros((5, 3))),
         r"observations declares the shape \[5, 3\], expected 6",

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.gymnasium_vector import TruncatedVector
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector, Episode, StepOut, own_outputs
@@ -194,3 +195,50 @@ def test_an_episode_is_a_success_if_its_last_step_is() -> None:
     for episode in ended:
         assert episode.success == (None if episode.row == 0 else episode.length % 2 == 0)
     vector.close()
+
+
+class InTime(CodeEnv):
+    """Every second episode is a success at its third step; the others have no end."""
+
+    def __init__(self) -> None:
+        super().__init__(length=100)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *_ = super().step(action)
+        done = self.steps == 3 and self.episode % 2 == 0
+        return (
+            obs,
+            reward,
+            done,
+            False,
+            {
+                "is_success": done,
+                "episode_extra_stats": {"done": float(done)},
+            },
+        )
+
+
+def in_time(num_envs: int | None = None, mode: str = "NEXT_STEP") -> Any:
+    if num_envs is None:
+        return InTime()
+    return SyncVectorEnv([InTime] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode.__members__])
+def test_an_episode_whose_time_is_over_is_no_success(mode: str | None) -> None:
+    config = EnvConfig(env=f"{__name__}:in_time", max_episode_steps=5)
+    if mode is None:
+        vector: EnvVector = make_vector(config, ROWS, [0, 1, 2])
+    else:
+        vector = TruncatedVector(config, in_time(ROWS, mode), [0, 1, 2])
+    out, action = own_outputs(vector.spec, ROWS), {"action": np.zeros(ROWS, np.int64)}
+    vector.reset(out.obs)
+    found = []
+    for _ in range(40):
+        vector.send(action)
+        found += vector.recv(out)
+    vector.close()
+    assert {e.length for e in found} == {3, 5}
+    for episode in found:
+        done = float(episode.length == 3)
+        assert (episode.success, episode.stats) == (done, {"done": done})

@@ -17,6 +17,7 @@ from sampleforge.env.registry import make_vector
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from sampleforge.env.vector import Episode, StepOut, own_outputs
 from tests.support.envs import code_reward
+from tests.support.multi_agent import CodeParallelEnv, Dicts
 
 CODE = "tests.support.multi_agent:CodeParallelEnv"
 
@@ -91,6 +92,27 @@ def test_an_agent_that_leaves_early_is_masked_until_the_environment_is_reset() -
         assert (out.reward[~out.valid] == 0).all()
     assert {episode.length for _, episode in played.episodes[1]} == {4}
     assert {episode.length for _, episode in played.episodes[0]} == {6}
+    assert all((out.valid == (t % 7 < 6)).all() for t, out in enumerate(played.steps[0]))
+
+
+class BreaksDown(CodeParallelEnv):
+    """The last observations of the agent that leaves first are not finite."""
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        observations, *rest = super().step(actions)
+        if self.steps == 4:
+            observations["a_1"][:] = np.nan
+        return observations, *rest  # type: ignore[return-value]
+
+
+def test_the_last_observation_of_an_agent_that_leaves_need_not_be_finite() -> None:
+    played = Played(config(f"{__name__}:BreaksDown", agents=2, length=6, shorter=2), steps=70)
+    terminated = [t for t, out in enumerate(played.steps[1]) if out.terminated.any()]
+    assert terminated == list(range(3, 70, 14)), "the others are truncated: their steps are dropped"
+    for t, out in enumerate(played.steps[1]):
+        assert np.isfinite(out.obs["obs"]).all()
+        if t not in (10, 24, 38, 52, 66):
+            assert (out.valid == (t % 7 < 4)).all(), t
     assert all((out.valid == (t % 7 < 6)).all() for t, out in enumerate(played.steps[0]))
 
 

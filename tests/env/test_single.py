@@ -185,3 +185,18 @@ def test_experience_is_the_same_for_the_same_seeds_and_differs_for_others() -> N
 
     assert observations([1, 2]) == observations([1, 2])
     assert observations([1, 2])[1] == observations([2, 1])[0] != observations([1, 2])[0]
+
+
+def test_episodes_of_one_step_keep_the_masks_of_their_first_observations() -> None:
+    vector = make_vector(
+        EnvConfig(env="tests.support.envs:MaskedEnv", max_episode_steps=1), 3, [0, 1, 2]
+    )
+    out, rng = buffers(vector.spec, 3), np.random.default_rng(0)
+    vector.reset(out.obs)
+    for _ in range(20):  # the env asserts that its mask was obeyed
+        vector.send(random_actions(vector.spec, 3, rng, out.obs[ACTION_MASK].copy()))
+        vector.recv(out)
+        if out.first.any():
+            masks = [vector.row_env(row).unwrapped.mask for row in range(3)]
+            np.testing.assert_array_equal(out.obs[ACTION_MASK], masks)
+    vector.close()

@@ -155,6 +155,18 @@ def test_a_goal_beside_costs_of_the_time_is_learned_from_at_once(
         assert reward[t, t % 8] == np.float32(goal)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_end_that_costs_ten_thousand_steps_is_learned_from(sign: int) -> None:
+    ended = np.zeros((32, 8), np.bool_)
+    typical, seen = TypicalSize(few=0), Unusual(8)
+    for t in range(32):
+        reward = np.full((32, 8), sign * 0.01, np.float32)
+        ended[:] = False
+        reward[t, t % 8], ended[t, t % 8] = sign * 200, True
+        assert bound_rewards(typical, reward, ended, seen) is None
+        assert reward[t, t % 8] == np.float32(sign * 200)
+
+
 def test_an_absurd_reward_is_bounded_beside_costs_alone_and_beside_goals() -> None:
     for goals in (False, True):
         typical, seen, ended = TypicalSize(few=0), Unusual(8), np.zeros((32, 8), np.bool_)
