@@ -258,7 +258,7 @@ os._exit(0)
 
 def run_python(script: str) -> None:
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=REPO)
     assert done.returncode == 0, done.stderr
 
 
