@@ -48,6 +48,7 @@ NOT_RUN = {
     "torchrun --nnodes": "needs several machines; tests/end_to_end/test_torchrun.py has two hosts",
     "sampleforge serve": "serves until Ctrl-C; tests/tools/serve has its tests",
     "python train.py sac --preset fetchreach": ROBOTICS,
+    "python train.py crossq --preset fetchpush": ROBOTICS,
     "python train.py sac --env PointMaze": ROBOTICS,
     "python train.py appo --env mpe2": "mpe2 is in no extra",
 }
