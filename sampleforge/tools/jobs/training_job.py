@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvProbeError
+from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.run.callback import Callback
 from sampleforge.run.ending import describe
 from sampleforge.run.folder.files import write_json
@@ -67,7 +68,10 @@ def with_outcome(folder: Path, work: Callable[[], Status]) -> None:
 def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:
     """Train ``config`` until its stop condition, SIGTERM or `Session.stop`; return "interrupted" or
     "finished". Raises what a session raises."""
-    session = Session(config, [*tracking_callbacks(config), *callbacks])
+    config = with_schedule_seed(config)
+    session = Session(
+        config, [*population_callbacks(config), *tracking_callbacks(config), *callbacks]
+    )
     with EndingInOrder(session.interrupt) as ending:
         try:
             session.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvProbeError
+from sampleforge.populations.lineage import read
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.tools.jobs.training_job import (
@@ -69,6 +71,24 @@ def test_sigterm_that_ends_the_probe_of_the_environment_too_is_no_failure(
 
     monkeypatch.setattr(Session, "open", ended)
     assert train(small(tmp_path), []) == "interrupted"
+
+
+def test_a_population_in_a_job_has_rounds(tmp_path: Path) -> None:
+    """As in a trial of a sweep, whose config has --pbt."""
+    rounds: dict[str, Any] = {"pbt": True, "num_policies": 2, "pbt_start": 500, "pbt_period": 500}
+    config = replace(small(tmp_path), num_envs_per_worker=4, rollout=32, batch_size=128, **rounds)
+    assert train(config, []) == "finished"
+    assert {event["event"] for event in read(tmp_path / "run" / "lineage.jsonl")} >= {"score"}
+
+
+def test_a_job_follows_its_schedule_and_has_its_seed(tmp_path: Path) -> None:
+    changes = [{"env_steps": 0, "hyperparameters": {"learning_rate": 1e-5}}]
+    schedule = {"algo": "appo", "seed": 7, "env_steps": 600, "changes": changes}
+    (tmp_path / "s.json").write_text(json.dumps(schedule))
+    config = replace(small(tmp_path), train_for_env_steps=10**9, schedule=str(tmp_path / "s.json"))
+    assert train(config, []) == "finished"
+    found = summary(tmp_path / "run")
+    assert found["seed"] == 7 and found["env_steps"] < 10**6, "it ends with the schedule"
 
 
 @pytest.mark.long
