@@ -36,6 +36,7 @@ from sampleforge.workers.config import answer_timeout
 if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
+    from sampleforge.run.opening import OpenRun, StoredPolicy
     from sampleforge.run.session import Session
 
 C = TypeVar("C", bound=AnyConfig)
@@ -176,9 +177,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
             dataclasses.replace(
                 start,
                 seed=seed_of_policy(start.seed, index),
-                resume=ResumeCheckpoint(stored.store, session.opened.changed)
-                if stored.earlier
-                else None,
+                resume=_resume(session.opened, stored),
                 initial=session.opened.initial.get(stored.id),
                 replays=stored.stored_replay,
             ),
@@ -190,6 +189,15 @@ def policy_starts(session: Session) -> list[PolicyStart]:
         )
         for index, stored in enumerate(policies)
     ]
+
+
+def _resume(opened: OpenRun, stored: StoredPolicy) -> ResumeCheckpoint | None:
+    """Return the checkpoint from which a policy goes on, with the hyperparameters that have been
+    changed since; None where it begins."""
+    if not stored.earlier:
+        return None
+    changed = {**opened.changed, **stored.not_learned(opened.config)}
+    return ResumeCheckpoint(stored.store, changed)
 
 
 def wired(config: AnyConfig) -> tuple[Graph, Any, AnyPlan, EnvSpec]:

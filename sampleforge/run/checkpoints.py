@@ -189,6 +189,7 @@ class PolicyCheckpoints:
             "statistics": session.statistics.state(self._statistics),
             **self._statistics.rating(),
             **session.callback_state(),
+            "configured": session.run_plan.pairing.algorithm.hyperparameters(session.resolved),
             "env_steps": env_steps,
             "milestone": self.milestone_passed,
             "replay": replay,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import check_learning_rate
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.models.encoder_registry import with_import_string
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.run.folder.checkpoint import CheckpointStore, ResumeCheckpoint
@@ -47,6 +47,14 @@ class StoredPolicy:
     replays: Replays
     stored_replay: ReplayFolder
     earlier: dict[str, Any]
+
+    def not_learned(self, config: AnyConfig) -> dict[str, Any]:
+        """Return the hyperparameters, with their values in ``config``, in which it differs from the
+        config of the latest checkpoint: those that are changed now, and those of a part of the run
+        that was killed before its first checkpoint, which config.yaml alone has."""
+        before = self.earlier.get("configured", {})
+        now = {name: getattr(config, name, value) for name, value in before.items()}
+        return {name: value for name, value in now.items() if value != before[name]}
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,8 @@ def _opened(
     begin += [name for name, kept in frozen.items() if kept is None]
     places = places_of(asked, roles.trained)
     initial = {name: initial_weights(asked, at) for name, at in places.items() if name in begin}
-    notes = [*notes, *_notes_of_weights(asked, places, initial)]
+    notes = [*notes, *_notes_of_lost(config, stored, changed)]
+    notes += _notes_of_weights(asked, places, initial)
     if resuming:
         _check_policies(folder, stored, warnings.append)
     if config.seed is None:
@@ -185,6 +194,19 @@ def _opened(
     if opened.earlier:
         folder.check_spec(spec)
     return opened
+
+
+def _notes_of_lost(
+    config: AnyConfig, stored: Sequence[StoredPolicy], changed: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each hyperparameter that the part of the run before had changed and not
+    saved. ``changed``: what is changed now, which is told already."""
+    lost = {name: value for policy in stored for name, value in policy.not_learned(config).items()}
+    return [
+        f"Changed from here on: {typed(name, value)} (the run was killed before it saved this)"
+        for name, value in lost.items()
+        if name not in changed
+    ]
 
 
 def _notes_of_weights(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import yaml
 from sampleforge.api import Trainer, load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.run.folder.checkpoint import CheckpointError
+from sampleforge.run.callback import Callback
+from sampleforge.run.folder.checkpoint import CheckpointError, CheckpointStore
 from sampleforge.run.folder.stored_config import changed_learning, changes
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import ApexConfig, AppoConfig, MarwilConfig
 from tests.support.full_disk import full_disk
 from tests.support.runs import newest
@@ -108,6 +111,44 @@ def test_what_is_learned_with_may_change_and_stays_changed(tmp_path: Path) -> No
     assert report["learning_rate"] == pytest.approx(1e-5)
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert {name: stored[name] for name in changed} == changed
+
+
+def learned_rate(run: Path) -> float:
+    """The learning rate in the newest checkpoint."""
+    found = CheckpointStore(run / "checkpoints", 1).load(log=print)
+    assert found is not None
+    learner = found[0].state["learner"]
+    assert learner["learning_rate"] == learner["hyperparameters"]["learning_rate"], "it is used"
+    return float(learner["learning_rate"])
+
+
+def test_a_change_is_kept_if_the_run_is_killed_before_its_next_checkpoint(tmp_path: Path) -> None:
+    """config.yaml has the new rate at once, and the checkpoint the old one."""
+    run, changed = tmp_path / "run", {"learning_rate": 1e-5, "lr_schedule": "constant"}
+    train(config(run, 1000, learning_rate=1e-3))
+    before = shutil.copytree(run / "checkpoints", tmp_path / "before")
+    train(config(run, 2000, **changed))
+    shutil.rmtree(run / "checkpoints")  # as SIGKILL would have left it
+    before.rename(run / "checkpoints")
+    train(config(run, 2000, **changed))
+    assert learned_rate(run) == 1e-5
+    said = "Changed from here on: --learning-rate 1e-05 (the run was killed"
+    assert said in (run / "log.txt").read_text()
+    train(config(run, 3000, **changed))
+    assert learned_rate(run) == 1e-5
+    assert (run / "log.txt").read_text().count(said) == 1, "the checkpoint has it now"
+
+
+class SetsTheRate(Callback):
+    def on_start(self, session: Session) -> None:
+        session.set_hyperparameter("learning_rate", 2e-5)
+
+
+def test_what_a_callback_has_set_is_no_change_of_the_config(tmp_path: Path) -> None:
+    run, rate = tmp_path / "run", {"learning_rate": 1e-3, "lr_schedule": "constant"}
+    train(config(run, 1000, **rate), [SetsTheRate()])
+    train(config(run, 2000, **rate))
+    assert learned_rate(run) == 2e-5
 
 
 @pytest.mark.parametrize(
