@@ -49,6 +49,7 @@ class OtherStates:
         policy, or of another algorithm, or for a value out of range, ValueError if it is of another
         model or has no such hyperparameter, and CheckpointError if it is damaged."""
         session, folder = self._session, RunFolder.existing(path)
+        self._check_restorable(path)
         if folder.algo != session.config.algo:
             raise ConfigError(
                 f"{path} is a run of {folder.algo}, and its state is none of {session.config.algo}"
@@ -68,6 +69,22 @@ class OtherStates:
                 self._load(group, checkpoint.tensors, plain)
         for name, value in with_.items():
             session.note(f"Changed from here on: {typed(name, value)}")
+
+    def _check_restorable(self, path: str | Path) -> None:
+        """Raise ConfigError in a run whose hyperparameters are not the user's: its lineage and its
+        next changes would not know of those of another state."""
+        obstacles = {
+            "the members of a population have hyperparameters of their own (--pbt)": getattr(
+                self._session.config, "pbt", False
+            ),
+            "hyperparameters follow --schedule": self._session.schedule is not None,
+        }
+        for reason, holds in obstacles.items():
+            if holds:
+                raise ConfigError(
+                    f"restore({str(path)!r}): {reason}; begin a new run with --init-from {path}, "
+                    "which takes the weights alone"
+                )
 
     def _with_given(self, state: Mapping[str, Any], with_: Mapping[str, Any]) -> dict[str, Any]:
         """Return the plain values of a learner's state from elsewhere, with the hyperparameters

@@ -18,8 +18,19 @@ import numpy as np
 from sampleforge.config import ConfigError
 from sampleforge.env.place import POPULATION_STREAM
 from sampleforge.populations.lineage import FILE, Lineage, position, read
-from sampleforge.populations.population_rules import rules_of
-from sampleforge.populations.rounds import MIN_EPISODES, Member, Value, changed, decide
+from sampleforge.populations.population_rules import (
+    check_unchanged,
+    rules_of,
+    warning_of_start,
+)
+from sampleforge.populations.rounds import (
+    MIN_EPISODES,
+    Member,
+    Value,
+    changed,
+    decide,
+    least_episodes,
+)
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.files import write_json
@@ -51,6 +62,7 @@ class MemberInRun:
     """A member as the driver knows it: its policy ``group``, the ``index`` of that, and its present
     ``hyperparameters``.
 
+    ``least``: number of its own episodes from which on it is rated.
     ``number`` is that of the newest change that was sent to it; ``segment`` identifies its newest
     segment.
     ``counting`` is "no" from a copy until all of its environments have begun anew, "soon" until
@@ -61,6 +73,7 @@ class MemberInRun:
     group: PolicyGroup
     statistics: PolicyStatistics
     hyperparameters: dict[str, Value]
+    least: int = MIN_EPISODES
     number: int = field(default=0, init=False)
     segment: int = field(default=0, init=False)
     counting: Literal["no", "soon", "yes"] = field(default="yes", init=False)
@@ -87,9 +100,9 @@ class MemberInRun:
 
     @property
     def objective(self) -> float | None:
-        """Mean return of the last 100 episodes of its own; None if there are fewer than
-        `MIN_EPISODES`."""
-        if self.counting != "yes" or len(self.statistics.returns) < MIN_EPISODES:
+        """Mean return of its last episodes, as many as --metrics-window says; None if there are
+        fewer than ``least`` of its own."""
+        if self.counting != "yes" or len(self.statistics.returns) < self.least:
             return None
         return self.statistics.return_mean
 
@@ -154,6 +167,11 @@ class Pbt(Callback):
         config, ids = session.resolved, [stored.id for stored in session.opened.policies]
         assert isinstance(config, SlotsRunConfig | ReplayRunConfig) and config.seed is not None
         _check_agents(config, session.spec)
+        own = pairing(config).algorithm.hyperparameters(config)
+        check_unchanged(session.opened.changed, own, "the members have their own (--pbt)")
+        steps = config.train_for_env_steps
+        if (text := warning_of_start(config.pbt_start, len(ids), steps)) is not None:
+            session.message(text, "warning")
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, POPULATION_STREAM])
         offered = session.spec.shaping_hyperparameters
@@ -173,7 +191,8 @@ class Pbt(Callback):
         for index, group in enumerate(session.graph.groups):
             first = {**defaults, **session.hyperparameters[group.id]}
             statistics = session.statistics.policies[index]
-            self._members.append(MemberInRun(index, group, statistics, first))
+            least = least_episodes(self._config.metrics_window)
+            self._members.append(MemberInRun(index, group, statistics, first, least))
         self._by_id = {member.id: member for member in self._members}
         self._lineage = Lineage(session.folder.path / FILE)
         earlier = [stored.earlier for stored in session.opened.policies]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,7 @@ def rules_of(
         )
     except ValueError as error:
         raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
+    _check_bounds(bounds, perturbed)
     given: dict[str, Any] = {}
     if flags.pbt_perturb_chance is not None:
         given["chance"] = flags.pbt_perturb_chance
@@ -97,6 +98,15 @@ def rules_of(
     )
 
 
+def _check_bounds(bounds: Collection[str], rule: ExploreRule) -> None:
+    """Raise ConfigError for bounds of a hyperparameter that is not perturbed."""
+    for name in sorted(set(bounds) - set(rule.parameters)):
+        raise ConfigError(
+            f"--pbt-bounds {name}: it is not perturbed, but {', '.join(rule.parameters)}; name it "
+            "in --pbt-perturb, too, or leave it out"
+        )
+
+
 def _exploit_rule(flags: PbtRulesConfig, ids: Sequence[str]) -> ExploitRule:
     """Return the variant's rule with the numbers that the flags give in the place of its own."""
     names = ("replaced", "donors", "relative_gap", "absolute_gap", "deviation_gap")
@@ -106,6 +116,17 @@ def _exploit_rule(flags: PbtRulesConfig, ids: Sequence[str]) -> ExploitRule:
         reference=None if flags.pbt_reference is None else ids[flags.pbt_reference],
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def check_unchanged(changed: Mapping[str, Any], names: Collection[str], owner: str) -> None:
+    """Raise ConfigError if a resumed run changes a hyperparameter that ``owner`` sets: one of
+    ``names``. ``changed``: what it changes, new values by name."""
+    for name, value in changed.items():
+        if name in names:
+            raise ConfigError(
+                f"{typed(name, value)}: it is changed on a resume, but {owner}; undo the change to "
+                "resume the run, or start a new one with another --run-dir"
+            )
 
 
 def given_names(flags: PbtRulesConfig) -> set[str]:
@@ -139,6 +160,19 @@ def offered_shaping(flags: PbtRulesConfig, config: AnyConfig, *, here: bool) -> 
             "--pbt-perturb learning-rate gamma: then it is not asked",
             error.stage,
         ) from error
+
+
+def warning_of_start(start: int, members: int, env_steps: int | None) -> str | None:
+    """Return what the user is warned of if a population of so many ``members`` trains for no more
+    than ``env_steps`` env steps in total and has no round by then; else None. ``start``: the env
+    steps of each member at the first round."""
+    if env_steps is None or env_steps > start * members:
+        return None
+    return (
+        f"nothing is copied or perturbed: the first round is at {start:,} env steps of each member "
+        f"(--pbt-start, --pbt-period), and the training ends at {env_steps // members:,}; give "
+        "an earlier start, or a larger --train-for-env-steps"
+    )
 
 
 def check_own(config: AnyConfig) -> None:

@@ -281,7 +281,7 @@ def _perturbed(
 ) -> Value:
     """Return the new value of one hyperparameter, which is not None and is to change."""
     if parameter.default is not None and rng.random() < rule.reset_chance:
-        return parameter.default
+        return _within(parameter.default, parameter)
     if isinstance(value, bool):
         return not value
     if value == 0 and not parameter.complement:
@@ -300,9 +300,14 @@ def _perturbed(
 
 def _like(value: float, changed: float, parameter: Parameter) -> float:
     """Return the changed value within the bounds, and a whole number if the old value is one."""
-    low, high = parameter.bounds
-    within = min(max(changed, low), high)
+    within = _within(changed, parameter)
     return round(within) if isinstance(value, int) else float(within)
+
+
+def _within(value: float, parameter: Parameter) -> float:
+    """Return the value, or the bound that it is beyond."""
+    low, high = parameter.bounds
+    return min(max(value, low), high)
 
 
 def draw(low: float, high: float, rng: np.random.Generator, *, complement: bool = False) -> float:
@@ -346,6 +351,12 @@ def _strata(low: float, high: float, count: int, *, complement: bool) -> Sequenc
 
 MIN_EPISODES = 10
 """Least number of a member's own episodes whose mean return is its objective."""
+
+
+def least_episodes(window: int) -> int:
+    """Return `MIN_EPISODES`, or as many as there can be in a ``window`` of episodes
+    (--metrics-window)."""
+    return min(MIN_EPISODES, window)
 
 
 @dataclass(frozen=True)

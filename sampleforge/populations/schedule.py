@@ -14,6 +14,7 @@ import yaml
 
 from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
+from sampleforge.populations.population_rules import check_unchanged
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
@@ -216,6 +217,7 @@ class FollowSchedule(Callback):
                     f"{given}: it changes {name}, which follows {annealing.flag}; leave out one of "
                     "the two"
                 )
+        check_unchanged(session.opened.changed, named, f"it follows {given}")
         session.hyperparameters = {policy.id: {**offered, **first.hyperparameters}}
         session.schedule = tuple(changes)
         if schedule.seed is not None and schedule.seed != config.seed:

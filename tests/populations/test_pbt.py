@@ -340,6 +340,10 @@ def test_populations_that_cannot_be_are_refused(
         ({"pbt_perturb": ("batch-size",)}, "batch_size cannot be perturbed; these"),
         ({"pbt_initial": {"batch-size": "1..2"}}, "batch_size: cannot change during the training"),
         ({"pbt_bounds": {"gamma": "0.5..1.5"}}, "--gamma 1.5: must be at least 0 and at most 1"),
+        (
+            {"pbt_perturb": ("gamma",), "pbt_bounds": {"learning-rate": "1e-5..1e-3"}},
+            "--pbt-bounds learning_rate: it is not perturbed, but gamma; name it",
+        ),
     ],
 )
 def test_hyperparameters_that_cannot_change_are_refused(
@@ -347,6 +351,48 @@ def test_hyperparameters_that_cannot_change_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=refusal):
         run(APPO, tmp_path, **more)
+
+
+def test_a_population_that_ends_before_its_first_round_is_warned_of(tmp_path: Path) -> None:
+    """With --pbt-start at its default, for example."""
+    said = "nothing is copied or perturbed: the first round is at 1,000 env steps of each member"
+    run(APPO, tmp_path / "short", steps=4000)
+    log = (tmp_path / "short" / "log.txt").read_text()
+    assert f"{said} (--pbt-start, --pbt-period), and the training ends at 1,000;" in log
+    run(APPO, tmp_path / "long", steps=4001)
+    assert said not in (tmp_path / "long" / "log.txt").read_text()
+
+
+def test_a_small_window_of_episodes_rates_members_all_the_same(tmp_path: Path) -> None:
+    run(APPO, tmp_path, steps=6000, metrics_window=4, pbt_period=300)
+    scores = [event for event in events(tmp_path) if event["event"] == "score"]
+    assert {event["episodes"] for event in scores if event["objective"] is not None} == {4}
+
+
+def test_hyperparameters_of_members_are_not_changed_from_outside(tmp_path: Path) -> None:
+    """The lineage, reports and later copies would have the old ones."""
+    rate: dict[str, Any] = {"pbt_initial": {}, "learning_rate": 1e-3}
+    run(APPO, tmp_path, steps=1000, **rate)
+    before = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"--learning-rate 1e-05: it is changed on a resume"):
+        run(APPO, tmp_path, steps=2000, **{**rate, "learning_rate": 1e-5})
+    assert (tmp_path / "config.yaml").read_bytes() == before
+    config = dataclasses.replace(APPO, **rate, run_dir=str(tmp_path), train_for_env_steps=2000)
+    with Trainer(config) as trainer:
+        for given in ({"learning_rate": 1e-5}, None):
+            with pytest.raises(ConfigError, match=r"members .* of their own \(--pbt\)"):
+                trainer.restore(tmp_path, with_=given)
+
+
+def test_a_saved_copy_of_a_population_has_its_lineage_and_is_resumed(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with Trainer(dataclasses.replace(APPO, run_dir=str(tmp_path / "run"))) as trainer:
+        trainer.train_until(env_steps=2000)
+        trainer.save(copy)
+    assert [event["member"] for event in events(copy)] == ids()
+    assert run(APPO, copy, steps=6000)["status"] == "finished"
+    kinds = Counter(event["event"] for event in events(copy))
+    assert kinds["start"] == MEMBERS and kinds["score"] >= MEMBERS
 
 
 # ---- reward-shaping numbers of the environment ----

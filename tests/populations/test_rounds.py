@@ -33,6 +33,7 @@ from sampleforge.populations.rounds import (
     explore_rule,
     exploring,
     first_values,
+    least_episodes,
     ranking,
 )
 
@@ -292,6 +293,17 @@ def test_values_stay_within_bounds_and_within_what_learners_take(variant: Varian
     narrow = always(variant, bounds={"learning_rate": (1e-4, 2e-4)})
     for found in repeated(narrow, 200, learning_rate=1.5e-4):
         assert 1e-4 <= found["learning_rate"] <= 2e-4
+
+
+def test_a_reset_stays_within_the_bounds_too() -> None:
+    rule = explore_rule("sample-factory", APPO, bounds={"learning_rate": (1e-5, 1e-4)})
+    rule = replace(rule, chance=1.0, reset_chance=1.0)
+    for found in repeated(rule, 5, learning_rate=5e-5):
+        assert found["learning_rate"] == 1e-4, "and not 5e-4, the default"
+
+
+def test_a_small_window_of_episodes_is_enough_for_a_rating() -> None:
+    assert [least_episodes(window) for window in (1, 9, 10, 100)] == [1, 9, 10, 10]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.api import train
+from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations import lineage
@@ -150,6 +150,22 @@ def test_the_schedule_of_a_member_that_has_copied_is_replayed_by_one_run(tmp_pat
     _, after = latest(tmp_path / "replay")
     assert after["hyperparameters"] == learner["hyperparameters"]
     assert 0 <= after["env_steps"] - schedule.env_steps < 256, "it ends with the schedule"
+
+
+def test_what_a_schedule_sets_is_not_changed_on_a_resume(tmp_path: Path) -> None:
+    path, run = tmp_path / SCHEDULE_FILE, str(tmp_path / "run")
+    changes = [{"env_steps": 0, "hyperparameters": {"learning_rate": 1e-3}}]
+    path.write_text(json.dumps({"algo": "appo", "changes": changes}))
+    config = replace(CONFIG, run_dir=run, schedule=str(path), train_for_env_steps=500)
+    train(config)
+    config = replace(config, train_for_env_steps=1000)
+    with pytest.raises(ConfigError, match=r"--learning-rate 1e-05: .* it follows --schedule"):
+        train(replace(config, learning_rate=1e-5))
+    with (
+        Trainer(replace(config, max_grad_norm=3.0)) as trainer,
+        pytest.raises(ConfigError, match="hyperparameters follow --schedule"),
+    ):
+        trainer.restore(run)
 
 
 def test_a_schedule_for_another_algorithm_is_refused(tmp_path: Path) -> None:

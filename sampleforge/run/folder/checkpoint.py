@@ -421,8 +421,8 @@ def check_empty(path: str | Path) -> Path:
 
 
 def copy_newest(folder: RunFolder, stores: Sequence[CheckpointStore], to: Path) -> None:
-    """Copy config.yaml, spec.json, the newest checkpoint of each of ``stores`` and the weights of
-    opponents into the folder ``to`` (see `check_empty`).
+    """Copy config.yaml, spec.json, the newest checkpoint of each of ``stores``, the weights of
+    opponents and the lineage of a population into the folder ``to`` (see `check_empty`).
 
     It is then a run folder: it can be loaded, evaluated, exported, and trained from. The replay and
     the metrics of the run are not copied. Raises OSError if it cannot be written.
@@ -437,6 +437,8 @@ def copy_newest(folder: RunFolder, stores: Sequence[CheckpointStore], to: Path) 
         shutil.copyfile(store.folder / found[1].file, where / found[1].file)
     if folder.snapshots.is_dir():
         shutil.copytree(folder.snapshots, copy.snapshots)
+    if folder.lineage_file.is_file():
+        shutil.copyfile(folder.lineage_file, copy.lineage_file)
     shutil.copyfile(folder.spec_file, copy.spec_file)
     shutil.copyfile(folder.config_file, copy.config_file)  # last: it makes a run folder of it
 

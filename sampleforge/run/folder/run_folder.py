@@ -123,6 +123,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.self_play_file = self.path / "self_play.json"
+        self.lineage_file = self.path / "lineage.jsonl"
         self._lock: int | None = None
         self._is_prepared = False
         self._before: dict[Path, bytes] = {}

@@ -28,7 +28,7 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import Lineage, position, read
-from sampleforge.populations.rounds import MIN_EPISODES, MemberChange
+from sampleforge.populations.rounds import MemberChange, least_episodes
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointEntry, CheckpointStore
 from sampleforge.run.session import Session
@@ -171,7 +171,7 @@ class MemberRun:
         assert found is not None, "the session has just written one"
         checkpoint, entry = found
         returns = checkpoint.state["statistics"]["returns"]
-        rated = len(returns) >= MIN_EPISODES
+        rated = len(returns) >= least_episodes(self.job.config.metrics_window)
         # What a Q-learner draws from its replay has no env steps of its own.
         counts = not isinstance(self.job.config, ReplayRunConfig)
         return Published(

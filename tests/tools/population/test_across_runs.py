@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sampleforge.cli import main
+from sampleforge.cli.pbt import warning_of_rounds
 from sampleforge.config import ConfigError
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
@@ -176,6 +177,23 @@ def test_members_may_join_later(tmp_path: Path) -> None:
     assert after[:2] == before and len(after) == 3
     with pytest.raises(ConfigError, match="has 3 members"):
         new_population(tmp_path, JobsAtOnce())
+
+
+@pytest.mark.parametrize(
+    ("start", "period", "said"),
+    [
+        (5000, 2000, "the first round is at 6,000 env steps of each member"),
+        (0, 6000, "the first round is at 6,000 env steps of each member"),
+        (4000, 2000, None),
+    ],
+)
+def test_a_population_that_ends_before_its_first_round_is_warned_of(
+    start: int, period: int, said: str | None
+) -> None:
+    rules = replace(RULES, start=start, period=period)
+    settings = replace(SETTINGS, config=replace(CONFIG, train_for_env_steps=6000), rules=rules)
+    found = warning_of_rounds(settings)
+    assert found is None if said is None else found is not None and said in found
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:

@@ -231,6 +231,13 @@ def test_members_of_every_topology_copy_and_go_on(tmp_path: Path, make: type[Any
         assert final.state["learner"]["hyperparameters"] == last
 
 
+def test_a_member_with_a_small_window_of_episodes_is_rated(tmp_path: Path) -> None:
+    config = replace(small(tmp_path, AppoConfig, "0", 1), metrics_window=4)
+    assert MemberRun(MemberJob(tmp_path, "0", config, RULES)).run() == "stopped"
+    (score,) = (e for e in lineage.read(lineage_file(tmp_path, "0")) if e["event"] == "score")
+    assert score["episodes"] == 4 and score["objective"] is not None
+
+
 def test_events_that_a_killed_job_has_not_written_are_written_by_the_next(tmp_path: Path) -> None:
     config = small(tmp_path, AppoConfig, "0", 1)
     member = MemberRun(MemberJob(tmp_path, "0", config, replace(RULES, period=2000)))
