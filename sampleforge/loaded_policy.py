@@ -282,7 +282,10 @@ def load_model(
     """Return the model with the weights of the latest or best checkpoint, the spec of the
     environment (in a multi-agent one, that of the agents that the policy plays), and the plain
     state of the checkpoint. ``policy``: the id of the policy, if the run has several. Raises
-    ConfigError if there is no checkpoint, or if spec.json does not fit it."""
+    ConfigError if there is no checkpoint, if spec.json does not fit it, or for another ``which``
+    than latest and best."""
+    if which not in ("latest", "best"):
+        raise ConfigError(f"which={which!r}: must be latest or best, the checkpoint to load")
     stored = roles_of_policies(config).stored_as(policy)
     store = CheckpointStore(folder.policy_checkpoints(stored), config.keep_checkpoints)
     loaded = store.load("best" if which == "best" else "latest", log=print)

@@ -199,15 +199,21 @@ class Trainer:
         ``conditions``: each a metric compared with a number, such as "return_mean>=475" (with >=,
         <=, > or <), or a function that returns True for a report. ``env_steps``: those of the run
         in total, earlier parts included. ``seconds``: since this call. Raises ValueError if there
-        is no condition, ConfigError for a text that is none; otherwise as `train`.
+        is no condition, ConfigError for a text that is none, or a metric that no report can have;
+        otherwise as `train`.
         """
         if not conditions and env_steps is None and seconds is None:
             raise ValueError(
                 "train_until() has no condition; give one, or iterate over the Trainer to train to "
                 "the stop condition of the run"
             )
-        met = [StopCondition.parse(c).is_met if isinstance(c, str) else c for c in conditions]
-        progress = self._working().graph.progress
+        parsed = [StopCondition.parse(c) if isinstance(c, str) else c for c in conditions]
+        session = self._working()
+        for condition in parsed:
+            if isinstance(condition, StopCondition):
+                session.stop_conditions.check(condition)
+        met = [c.is_met if isinstance(c, StopCondition) else c for c in parsed]
+        progress = session.graph.progress
         deadline = None if seconds is None else monotonic() + seconds
 
         def enough() -> bool:
@@ -302,9 +308,10 @@ class Trainer:
         ``{"learning_rate": 1e-4}``, as those of a resumed run on the command line do. config.yaml
         has what is used.
 
-        Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm, or
-        for a value out of range, ValueError if it is of another model, or for a hyperparameter
-        that cannot change, which names those that can, and CheckpointError if it is damaged.
+        Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
+        for a value out of range, and in a run with pbt or a schedule; ValueError if it is of
+        another model, or for a hyperparameter that cannot change, which names those that can; and
+        CheckpointError if it is damaged.
         """
         OtherStates(self._learning()).restore(path, with_ or {})
 

@@ -246,6 +246,16 @@ assert not wrong, wrong
     assert done.returncode == 0, done.stderr
 
 
+def test_another_checkpoint_than_latest_and_best_is_refused(
+    run_of: Callable[[str], Path],
+) -> None:
+    run = run_of("taxi")
+    with pytest.raises(ConfigError, match="which='bset': must be latest or best"):
+        load_policy(run, "bset")
+    with pytest.raises(ConfigError, match="which='bset': must be latest or best"):
+        evaluate(run, episodes=1, which="bset", trust=TRUSTED)
+
+
 def test_a_folder_without_spec_json_is_probed_and_said_so(
     run_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,10 @@ def test_train_until_stops_at_the_first_condition(tmp_path: Path) -> None:
             trainer.train_until()
         with pytest.raises(sf.ConfigError, match="must be a metric"):
             trainer.train_until("return_mean=9")
+        with pytest.raises(sf.ConfigError, match=r"no metric of that name.* mean return_m"):
+            trainer.train_until("retrun_mean>=1")
+        with pytest.raises(sf.ConfigError, match="no evaluations; add --evaluate-interval"):
+            trainer.train_until("eval_return_mean>=1")
 
 
 def test_the_config_of_a_run_is_at_hand(tmp_path: Path) -> None:

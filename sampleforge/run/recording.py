@@ -116,7 +116,7 @@ class PlayRecorder:
         self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
         self._player = player
         self._policy = policy if isinstance(policy, FrozenPolicy) else None
-        self._version = int(state.get("version", 0))
+        self._version = int(state.get("learner", {}).get("version", 0))
         self._spec = spec
         self._step = 0
         player.listener = self

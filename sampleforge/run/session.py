@@ -164,6 +164,7 @@ class Session:
         from sampleforge.run.checkpoints import Checkpoints
         from sampleforge.run.reports.statistics import statistics_of
         from sampleforge.run.reports.workers import RunWatch
+        from sampleforge.run.stopping import StopConditions
         from sampleforge.run.watches import own_callbacks
 
         self.ticker = self.graph.new_ticker()
@@ -172,6 +173,7 @@ class Session:
         self.worker_states = RunWatch.of(self)
         self._callbacks.insert(1, self.worker_states)
         self.checkpoints = Checkpoints(self)
+        self.stop_conditions = StopConditions(self, self._callbacks)
         self._callbacks += own_callbacks(self, self._callbacks)
 
     def _start(self) -> None:

@@ -41,9 +41,13 @@ class StopConditions(Callback):
         self._prefixes = [prefix for prefix in map(graph.prefix, graph.groups) if prefix]
         self._seen: set[str] = set()
         self._met: StopCondition | None = None
-        adds = any(map(adds_metrics, others))
+        self._config, self._adds = config, any(map(adds_metrics, others))
         for condition in self._conditions:
-            check_metric(condition, config, self._prefixes, adds_metrics=adds)
+            self.check(condition)
+
+    def check(self, condition: StopCondition) -> None:
+        """Raise ConfigError if no report of this run can have the condition's metric."""
+        check_metric(condition, self._config, self._prefixes, adds_metrics=self._adds)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         if not self._conditions or self._met is not None:

@@ -203,6 +203,7 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
 ) -> None:
     run, data = str(tmp_path / "run"), tmp_path / "data"
     small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "500", "--seed", "1"]
+    small += ["--rollout", "16", "--batch-size", "64"]
     assert (
         main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, "--serial", *small]) == 0
     )
@@ -219,6 +220,9 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
     assert sum(map(len, episodes[5:])) == said["steps"]
     assert [each.log_probs is None for each in episodes] == [True] * 5 + [False] * 5
     assert {int(each.policy_version.min()) for each in episodes if each.policy_version is not None}
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text())
+    version = max(entry["version"] for entry in manifest["entries"])
+    assert version > 0 and all((each.policy_version == version).all() for each in episodes)
 
 
 @pytest.mark.long
