@@ -345,6 +345,7 @@ class RunFolder:
         notes = [f"As in the run before: {flag}" for flag in kept]
         new = stored_config.new_settings(before, left_open, asked)
         notes += [f"Changed for this part of the run: {flag}" for flag in new]
+        notes += stored_config.notes_of_evaluations(stored, left_open, asked)
         learning = stored_config.changed_learning(stored, left_open, asked)
         old = stored_config.flat_fields(stored)
         notes += [

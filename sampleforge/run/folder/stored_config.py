@@ -69,6 +69,8 @@ REPORTS = {
     "track_group",
 }
 """Fields that say what a run reports, evaluates and keeps, and where."""
+_EVALUATED = ("evaluate_env", "evaluate_env_kwargs", "evaluate_function", "evaluate_stochastic")
+"""Fields that say what an evaluation measures."""
 _REPORTING = {
     *REPORTS,
     "quiet",
@@ -458,6 +460,25 @@ def new_settings(stored: Any, left_open: Mapping[str, Any], config: Any) -> list
         and name not in _OF_ONE_PART
         and value != old[name]
         and not _is_left(name, value, left_open)
+    ]
+
+
+def notes_of_evaluations(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
+    """Return what the user is to know if evaluations measure something else than those of the run
+    so far: a line on the best checkpoint."""
+    if stored.evaluate_interval is None:
+        return []
+    old, new = flat_fields(stored), flat_fields(config)
+    changed = [
+        typed(name, new[name])
+        for name in _EVALUATED
+        if new[name] != old[name] and not _is_left(name, new[name], left_open)
+    ]
+    if not changed:
+        return []
+    return [
+        f"{', '.join(changed)}: the best checkpoint stays that of the evaluations before, until a "
+        "new one has a higher return; for one of the new evaluations alone, use another --run-dir"
     ]
 
 

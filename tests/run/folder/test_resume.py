@@ -259,6 +259,16 @@ def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
         assert kinds(run)["best"][0]["return_mean"] == trainer.session.statistics.return_mean
 
 
+def test_other_evaluations_are_said_to_be_compared_with_those_before(tmp_path: Path) -> None:
+    run, more = tmp_path / "run", {"evaluate_interval": 400, "evaluate_episodes": 2}
+    said = "the best checkpoint stays that of the evaluations before"
+    for env_steps in (500, 1000):
+        train(config(run, env_steps, **more))
+    assert said not in (run / "log.txt").read_text()
+    train(config(run, 1500, evaluate_env_kwargs={"length": 5}, **more))
+    assert f"--evaluate-env-kwargs length=5: {said}" in (run / "log.txt").read_text()
+
+
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = {"evaluate_interval": 400, "evaluate_episodes": 2, "report_interval": 0.4}
