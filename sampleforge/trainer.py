@@ -211,7 +211,7 @@ class Trainer:
         session = self._working()
         for condition in parsed:
             if isinstance(condition, StopCondition):
-                session.stop_conditions.check(condition)
+                session.check_stop(condition)
         met = [c.is_met if isinstance(c, StopCondition) else c for c in parsed]
         progress = session.graph.progress
         deadline = None if seconds is None else monotonic() + seconds

@@ -85,8 +85,8 @@ def run(args: Sequence[str]) -> int:
         screen = JobsScreen(lambda: table(population.members()), lambda: news(population, told))
         at_a_time = min(jobs.limit, flags.population)
         screen.say(f"Population of {flags.population} members, {at_a_time} at a time, in {folder}")
-        if (warning := warning_of_rounds(settings)) is not None:
-            screen.say(warning)
+        if settings.warning is not None:
+            screen.say(settings.warning)
         try:
             code = run_jobs(population, jobs, screen, leave=flags.leave_jobs)
         except LaunchFailed as error:
@@ -129,16 +129,6 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
         ranges("pbt_initial", flags.pbt_initial),
         flags.max_member_restarts,
     )
-
-
-def warning_of_rounds(settings: PopulationSettings) -> str | None:
-    """Return what the user is warned of if no member lives to see a round that changes it; else
-    None."""
-    from sampleforge.populations.population_rules import warning_of_start
-
-    period = settings.rules.period
-    first = max(1, -(-settings.rules.start // period)) * period  # the first multiple from it on
-    return warning_of_start(first, 1, settings.config.train_for_env_steps)
 
 
 def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:

@@ -24,7 +24,6 @@ from sampleforge.populations.population_rules import (
     warning_of_start,
 )
 from sampleforge.populations.rounds import (
-    MIN_EPISODES,
     Member,
     Value,
     changed,
@@ -73,7 +72,7 @@ class MemberInRun:
     group: PolicyGroup
     statistics: PolicyStatistics
     hyperparameters: dict[str, Value]
-    least: int = MIN_EPISODES
+    least: int
     number: int = field(default=0, init=False)
     segment: int = field(default=0, init=False)
     counting: Literal["no", "soon", "yes"] = field(default="yes", init=False)

@@ -13,7 +13,6 @@ from sampleforge.env.probe import probe
 from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.checkpoint import ResumeCheckpoint
 from sampleforge.run.folder.initial import CRITICS
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
@@ -36,7 +35,6 @@ from sampleforge.workers.config import answer_timeout
 if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
-    from sampleforge.run.opening import OpenRun, StoredPolicy
     from sampleforge.run.session import Session
 
 C = TypeVar("C", bound=AnyConfig)
@@ -177,7 +175,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
             dataclasses.replace(
                 start,
                 seed=seed_of_policy(start.seed, index),
-                resume=_resume(session.opened, stored),
+                resume=session.opened.resume(stored),
                 initial=session.opened.initial.get(stored.id),
                 replays=stored.stored_replay,
             ),
@@ -189,15 +187,6 @@ def policy_starts(session: Session) -> list[PolicyStart]:
         )
         for index, stored in enumerate(policies)
     ]
-
-
-def _resume(opened: OpenRun, stored: StoredPolicy) -> ResumeCheckpoint | None:
-    """Return the checkpoint from which a policy goes on, with the hyperparameters that have been
-    changed since; None where it begins."""
-    if not stored.earlier:
-        return None
-    changed = {**opened.changed, **stored.not_learned(opened.config)}
-    return ResumeCheckpoint(stored.store, changed)
 
 
 def wired(config: AnyConfig) -> tuple[Graph, Any, AnyPlan, EnvSpec]:

@@ -101,6 +101,14 @@ class OpenRun:
             wall_s=earlier.get("wall_s", 0.0),
         )
 
+    def resume(self, stored: StoredPolicy) -> ResumeCheckpoint | None:
+        """Return the checkpoint from which a policy goes on, with the hyperparameters that have
+        been changed since; None where it begins."""
+        if not stored.earlier:
+            return None
+        changed = {**self.changed, **stored.not_learned(self.config)}
+        return ResumeCheckpoint(stored.store, changed)
+
     def prepare(self, resources: ExitStack, frozen: Sequence[FrozenGroup]) -> None:
         """Prepare the folder for the run, once nothing can be refused any more: it keeps the
         weights of policies that are ``frozen`` from the beginning. ``resources`` removes what it

@@ -60,6 +60,10 @@ class Session:
     """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
     learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
 
+    check_stop: Callable[[Any], None]
+    """Raises ConfigError for a `StopCondition` whose metric no report of an open session can have.
+    """
+
     def __init__(
         self,
         config: AnyConfig,
@@ -164,7 +168,6 @@ class Session:
         from sampleforge.run.checkpoints import Checkpoints
         from sampleforge.run.reports.statistics import statistics_of
         from sampleforge.run.reports.workers import RunWatch
-        from sampleforge.run.stopping import StopConditions
         from sampleforge.run.watches import own_callbacks
 
         self.ticker = self.graph.new_ticker()
@@ -173,7 +176,6 @@ class Session:
         self.worker_states = RunWatch.of(self)
         self._callbacks.insert(1, self.worker_states)
         self.checkpoints = Checkpoints(self)
-        self.stop_conditions = StopConditions(self, self._callbacks)
         self._callbacks += own_callbacks(self, self._callbacks)
 
     def _start(self) -> None:

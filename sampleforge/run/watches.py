@@ -15,6 +15,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.run.callback import Callback, Level, Message
 from sampleforge.run.recording import RecordingReports
 from sampleforge.run.reports.system import SystemMetrics, gpus_of
+from sampleforge.run.stopping import StopConditions
 from sampleforge.runtime.growth import Growth, GrowthWatch
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Counters
@@ -403,7 +404,9 @@ def own_callbacks(session: Session, others: Sequence[Callback]) -> list[Callback
     """Return the callbacks of a wired session which follow the user's (``others``)."""
     graph, config = session.graph, session.resolved
     system = SystemMetrics(gpus_of(config, session.plan))
-    callbacks = [system, MemoryGrowth(system), session.stop_conditions, Starting()]
+    stop = StopConditions(session, others)
+    session.check_stop = stop.check
+    callbacks = [system, MemoryGrowth(system), stop, Starting()]
     callbacks += [EnvRestarts(graph.counters, config.max_env_restart_rate)]
     callbacks += [StaleExperience(graph), session.checkpoints, Learned()]
     if graph.recording is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sampleforge.config import ConfigError, difference
+from sampleforge.populations.population_rules import warning_of_start
 from sampleforge.populations.rounds import Bounds, first_values
 from sampleforge.run.folder.files import to_json, write_json
 from sampleforge.run.folder.lock import POPULATION
@@ -50,6 +51,14 @@ class PopulationSettings:
             )
         if config.resume != "auto":
             raise ConfigError("--resume: the same command resumes a population; leave it out")
+
+    @property
+    def warning(self) -> str | None:
+        """What the user is warned of if no member lives to see a round that changes it; else
+        None."""
+        period = self.rules.period
+        first = max(1, -(-self.rules.start // period)) * period  # the first multiple from it on
+        return warning_of_start(first, 1, self.config.train_for_env_steps)
 
 
 def opened(

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from sampleforge.cli import main
-from sampleforge.cli.pbt import warning_of_rounds
 from sampleforge.config import ConfigError
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
@@ -192,7 +191,7 @@ def test_a_population_that_ends_before_its_first_round_is_warned_of(
 ) -> None:
     rules = replace(RULES, start=start, period=period)
     settings = replace(SETTINGS, config=replace(CONFIG, train_for_env_steps=6000), rules=rules)
-    found = warning_of_rounds(settings)
+    found = settings.warning
     assert found is None if said is None else found is not None and said in found
 
 
