@@ -67,6 +67,11 @@ class Observers:
     clock: Callable[[], float] = monotonic
     close_s: float = CLOSE_S
 
+    def record(self, player: EpisodePlayer, contestant: _Contestant, envs: EnvVector) -> None:
+        """Record what a contestant plays in ``envs`` from now on, if there is a recorder."""
+        if self.recorder is not None:
+            self.recorder.follow(player, contestant.policy, envs, contestant.state)
+
 
 NO_OBSERVERS = Observers()
 
@@ -126,8 +131,7 @@ def evaluate(
             group=group,
             others={index: FrozenPolicy(each) for index, each in others.items()},
         )
-        if observers.recorder is not None:
-            observers.recorder.follow(player, contestant.policy, envs, contestant.state)
+        observers.record(player, contestant, envs)
         _play(player, config.env, observers, choose=episodes is None)
     if limit is None:
         _warn_of_cuts(config, player, observers.display)

@@ -318,11 +318,11 @@ class _EpisodeReader:
             _number(about),
             _span(about),
         )
-        for name, leaf in read.observations.items():
-            if leaf.dtype.kind == "f" and steps and read.terminations[-1]:
-                leaf[-1] = np.nan_to_num(leaf[-1])  # the episode's end, whose value nobody asks for
-            _check_finite(**{f"observation leaf {name!r}": leaf})
-        _check_finite(**{f"action leaf {name!r}": leaf for name, leaf in read.actions.items()})
+        if steps and read.terminations[-1]:
+            for name, leaf in read.observations.items():
+                read.observations[name] = _with_finite_end(leaf)
+        for kind, columns in (("observation", read.observations), ("action", read.actions)):
+            _check_finite(**{f"{kind} leaf {name!r}": leaf for name, leaf in columns.items()})
         _check_finite(rewards=read.rewards, log_prob=read.log_probs)
         return read
 
@@ -384,6 +384,15 @@ def _span(about: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     began, until = np.ravel(about["span"]).tolist()
     return int(began), int(until)
+
+
+def _with_finite_end(leaf: Array) -> Array:
+    """Return an observation leaf [T+1, ...] of an episode that terminated, with 0 for numbers of
+    its last observation that are not finite: nothing is bootstrapped from it."""
+    if leaf.dtype.kind != "f" or np.isfinite(leaf[-1]).all():
+        return leaf
+    last = np.where(np.isfinite(leaf[-1:]), leaf[-1:], 0).astype(leaf.dtype)
+    return np.concatenate((leaf[:-1], last))
 
 
 def _check_finite(**columns: Array | None) -> None:

@@ -105,8 +105,9 @@ class StoredSteps:
                 self.far.append(_described(f"observation leaf {name!r}", found))
         self.actions = _joined([episode.actions for episode in kept])
         rewards = np.concatenate([episode.rewards for episode in kept])
-        column, any_end = rewards[:, None], np.ones((len(rewards), 1), np.bool_)
-        if found := bound_rewards(TypicalSize(few=0), column, any_end, Unusual(1)):
+        column = rewards[:, None]
+        as_ends = np.ones(column.shape, np.bool_)  # so that none is replaced for being the first
+        if found := bound_rewards(TypicalSize(few=0), column, as_ends, Unusual(1)):
             self.far.append(_described("the rewards", found))
         sizes = np.array([len(episode) for episode in kept])
         self._ends = np.cumsum(sizes)  # [E]: index of the step after each episode

@@ -93,8 +93,8 @@ class SeatVector(EnvVector):
         out.truncated[:] = rows.truncated[seat]
         gone = self._ended & ~rows.present[seat]
         for name, leaf in rows.obs[seat].items():
-            if leaf.dtype.kind == "f" and np.count_nonzero(gone):
-                leaf[gone] = np.nan_to_num(leaf[gone])  # of an end that the guard has met already
+            if leaf.dtype.kind == "f" and np.count_nonzero(gone):  # the guard has met their ends
+                leaf[gone] = np.where(np.isfinite(leaf[gone]), leaf[gone], 0)
             out.obs[name][...] = leaf
         self._lost += rows.lost
         if seat == 0:  # an environment that was rebuilt counts once

@@ -100,8 +100,8 @@ class TypicalSize:
         # (It does without np.errstate: numpy does not check np.vdot for overflow.)
         squares = float(np.vdot(values, values))
         sizes = self._far if within >= FAR else within
-        least = self._squares and _LEAST_SQUARE * self._count
-        limit = sizes * sizes * max(self._squares, least)
+        known = max(self._squares, _LEAST_SQUARE * self._count) if self._squares else 0.0
+        limit = sizes * sizes * known
         if not squares * self._count <= limit:
             return False
         self.add(squares, values.size)

@@ -187,10 +187,10 @@ class Pbt(Callback):
 
     def on_start(self, session: Session) -> None:
         defaults = pairing(self._config).algorithm.hyperparameters(self._config)
+        least = least_episodes(self._config.metrics_window)
         for index, group in enumerate(session.graph.groups):
             first = {**defaults, **session.hyperparameters[group.id]}
             statistics = session.statistics.policies[index]
-            least = least_episodes(self._config.metrics_window)
             self._members.append(MemberInRun(index, group, statistics, first, least))
         self._by_id = {member.id: member for member in self._members}
         self._lineage = Lineage(session.folder.path / FILE)

@@ -48,7 +48,7 @@ class StoredPolicy:
     stored_replay: ReplayFolder
     earlier: dict[str, Any]
 
-    def not_learned(self, config: AnyConfig) -> dict[str, Any]:
+    def unsaved_changes(self, config: AnyConfig) -> dict[str, Any]:
         """Return the hyperparameters, with their values in ``config``, in which it differs from the
         config of the latest checkpoint: those that are changed now, and those of a part of the run
         that was killed before its first checkpoint, which config.yaml alone has."""
@@ -106,7 +106,7 @@ class OpenRun:
         been changed since; None where it begins."""
         if not stored.earlier:
             return None
-        changed = {**self.changed, **stored.not_learned(self.config)}
+        changed = {**self.changed, **stored.unsaved_changes(self.config)}
         return ResumeCheckpoint(stored.store, changed)
 
     def prepare(self, resources: ExitStack, frozen: Sequence[FrozenGroup]) -> None:
@@ -182,7 +182,7 @@ def _opened(
     begin += [name for name, kept in frozen.items() if kept is None]
     places = places_of(asked, roles.trained)
     initial = {name: initial_weights(asked, at) for name, at in places.items() if name in begin}
-    notes = [*notes, *_notes_of_lost(config, stored, changed)]
+    notes = [*notes, *_notes_of_unsaved(config, stored, changed)]
     notes += _notes_of_weights(asked, places, initial)
     if resuming:
         _check_policies(folder, stored, warnings.append)
@@ -204,15 +204,15 @@ def _opened(
     return opened
 
 
-def _notes_of_lost(
+def _notes_of_unsaved(
     config: AnyConfig, stored: Sequence[StoredPolicy], changed: Mapping[str, Any]
 ) -> list[str]:
     """Return a line for each hyperparameter that the part of the run before had changed and not
     saved. ``changed``: what is changed now, which is told already."""
-    lost = {name: value for policy in stored for name, value in policy.not_learned(config).items()}
+    unsaved = {n: value for p in stored for n, value in p.unsaved_changes(config).items()}
     return [
         f"Changed from here on: {typed(name, value)} (the run was killed before it saved this)"
-        for name, value in lost.items()
+        for name, value in unsaved.items()
         if name not in changed
     ]
 

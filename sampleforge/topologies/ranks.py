@@ -171,8 +171,7 @@ def wire_world(
         policy,
         played,
         board,
-        # No rank is replaced alone: torchrun restarts all of them.
-        RestartInGroup(GroupEpoch(0, world.size)),
+        RestartInGroup(GroupEpoch(0, world.size)),  # torchrun replaces all ranks, none alone
         [graph.new_row() for _ in range(world.size)],
         metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
     )

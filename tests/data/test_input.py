@@ -288,7 +288,7 @@ def test_an_element_of_an_action_that_is_fixed_is_zero_in_the_units_of_the_polic
         action_space=gym.spaces.Box(low, high),
     )
     ends = np.array([False, True])
-    broken_off = np.array([[0], [0], [np.nan]], np.float32)
+    broken_off = np.array([[0], [0], [np.inf]], np.float32)
     storage.update_episodes(
         [
             EpisodeBuffer(
