@@ -199,3 +199,21 @@ def test_masked_categories_add_nothing_to_a_kl() -> None:
         Categorical(logits=torch.tensor([0.0, 1.0])), Categorical(logits=torch.tensor([1.0, 0.0]))
     )
     torch.testing.assert_close(p.kl(q)[0], two)
+
+
+@pytest.mark.parametrize("before", ["linear", "kl_adaptive"])
+def test_a_constant_rate_after_a_schedule_is_the_one_that_was_given(before: str) -> None:
+    """On a resume: the schedule has left another one behind."""
+    steps = {"num_epochs": 1, "minibatch_size": 64, "learning_rate": 1e-3}
+    names = (before, "constant")
+    given = {n: config(lr_schedule=n, train_for_env_steps=10**6, **steps) for n in names}
+    first = learner_of(given[before])
+    last = first.update(one_batch(given[before]), 0.75).metrics["learning_rate"]
+    assert last != 1e-3
+    for name, expected in ((before, last), ("constant", 1e-3)):
+        then = learner_of(given[name])
+        then.load(*first.state())
+        found = then._learning_rate
+        if name != "kl_adaptive":  # which an update moves
+            found = then.update(one_batch(given[name]), 0.75).metrics["learning_rate"]
+        assert found == expected

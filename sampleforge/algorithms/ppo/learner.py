@@ -90,6 +90,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             exchange = self.averaging, self._gather
             self._bonus = NoveltyBonus(novelty, of_novelty, config, *exchange)
         self._num_epochs = config.num_epochs
+        self._adapts_rate = config.lr_schedule == "kl_adaptive"
         self._generator = torch.Generator().manual_seed(place.seed)  # minibatch order
         self._return_scale = ReturnScale(config.gamma, place.device)
         self._values_begun = False  # whether a batch with a reward was there
@@ -123,9 +124,9 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
             counts["return_scale"] = self._return_scale.scale
         counts["value_scale"] = self.model.value_scale
         self.model.train()
-        adapts, measure = self._config.lr_schedule == "kl_adaptive", None
+        measure = None
         with autocast(self._device, self._precision):
-            if adapts:
+            if self._adapts_rate:
                 measure = kl_of_update(self.model, experience, self._generator, self._share)
             experience = self._loss.prepare(self.model, experience)
         count, metrics_of_steps = self._learn(experience)
@@ -142,7 +143,7 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self.env_steps += int(metrics["valid_steps"])
         self._update_statistics(batch, metrics)
         # Before the first reward nothing is learned, so the KL cannot guide the learning rate.
-        if adapts and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
+        if self._adapts_rate and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
             self._learning_rate = kl_adaptive(
                 self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
             )
@@ -358,7 +359,8 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors, plain = super().state()
-        return tensors, {**plain, "learning_rate": self._learning_rate}
+        adapted = {"learning_rate": self._learning_rate} if self._adapts_rate else {}
+        return tensors, plain | adapted
 
     def _other_tensors(self) -> Tensors:
         return {
@@ -375,4 +377,5 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         self._values_begun = bool(self._return_scale.scale > 0)
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
-        self._learning_rate = plain["learning_rate"]
+        if self._adapts_rate:
+            self._learning_rate = plain.get("learning_rate", self._learning_rate)

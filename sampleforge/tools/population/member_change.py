@@ -134,7 +134,7 @@ def _changed_learner(
     learner["version"] = 1 + max(c.state["learner"]["version"] for c in (own, base))
     if "env_steps" in before:
         learner["env_steps"] = before["env_steps"]  # those that have led to the weights
-    if "learning_rate" in learner:  # the present one of a schedule, which follows the first one
+    if "learning_rate" in learner.keys() & before.keys():  # adapted from the first
         rate = before["learning_rate"] * hyperparameters["learning_rate"]
         learner["learning_rate"] = rate / before["hyperparameters"]["learning_rate"]
     return learner
