@@ -260,7 +260,8 @@ class Vector(nn.Module):
     def _vector(self, i: int, name: str, x: Tensor) -> Tensor:
         encoding = self._encodings[name]
         if encoding.kind == "codes":
-            block: Tensor = self.codes[str(i)](x - encoding.first if encoding.first else x)
+            # In int64: the difference may be out of the range of the leaf's own integers.
+            block: Tensor = self.codes[str(i)](x.long() - encoding.first if encoding.first else x)
             return block
         flat = x.reshape(-1, math.prod(self._specs[name].shape)).float()
         scaled = encoding.has_statistics or encoding.factor == 1.0

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from sampleforge.algorithms.flat_parameters import flatten as flatten_parameters
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import Embedding
+from sampleforge.models.encoders import Embedding, Vector
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.stacked import network_of_each_row
@@ -42,6 +42,22 @@ def test_each_code_is_embedded_in_a_vector_of_its_own(categories: tuple[int, ...
     all_codes = torch.zeros(len(column), len(categories), dtype=torch.int64)
     all_codes[:, -1] = column
     assert len(encoder(all_codes).unique(dim=0)) == len(column)
+
+
+@pytest.mark.parametrize("embed_above", [1, 100_000], ids=["embedded", "one-hot"])
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [(np.int8, -128, 127), (np.int8, -100, 100), (np.int16, -20_000, 20_000), (np.uint8, 3, 255)],
+)
+def test_all_codes_of_small_integers_differ(
+    dtype: Any, low: int, high: int, embed_above: int
+) -> None:
+    """A code counts from the lower bound: that difference is not always a number of the type."""
+    chosen = ModelConfig(encode={"obs": "codes"}, embed_above=embed_above)
+    encoder = Vector(observation_specs(spaces.Box(low, high, (1,), dtype)), chosen)
+    codes = torch.from_numpy(np.linspace(low, high, 256).astype(dtype)[:, None])
+    found = encoder({"obs": codes})
+    assert len(found.unique(dim=0)) == len(codes.unique()) and found.any(1).all()
 
 
 def test_embeddings_are_trained_and_their_passes_are_those_of_autograd() -> None:
