@@ -69,7 +69,7 @@ class ModelConfig(Checked):
         super().__post_init__()
         check_range(self, "cnn_features core_size embed_above embedding_size", low=1)
         check_kinds(self.encode)
-        check_range(self, "initial_log_std")
+        check_range(self, "initial_log_std", low=-10, high=4)  # MIN_LOG_STD, MAX_LOG_STD
         if self.head is not None and not all(self.head.partition(":")):
             raise ConfigError(
                 f"{typed('model.head', self.head)}: must be package.module:Class, such as "

@@ -10,7 +10,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from sampleforge.ops.distributions import ActionDistribution, Gaussian, action_layout
+from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.ops.distributions import (
+    MAX_LOG_STD,
+    MIN_LOG_STD,
+    ActionDistribution,
+    Gaussian,
+    action_layout,
+)
 from sampleforge.spec import ActionSpec, action_specs
 from tests.support.action_spaces import BOX, DISCRETE, MIXED, SPACES, UNEVEN, parameters, seeded
 
@@ -222,6 +230,27 @@ def test_squashed_log_prob_is_that_of_the_draw_where_tanh_is_not_flat() -> None:
     normal = distributions.Normal(0.0, 1.0)
     expected = (normal.log_prob(y.atanh()) - (half * (1 - y * y)).log()).sum(-1)
     assert torch.allclose(dist.log_prob({"action": a.float()}).double(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("log_std", "gradient", "expected"),
+    [(0.5, 2.0, 2.0), (4.5, 2.0, 2.0), (4.5, -2.0, 0.0), (-11.0, 2.0, 0.0), (-11.0, -2.0, -2.0)],
+)
+def test_a_log_std_beyond_its_range_can_only_come_back(
+    log_std: float, gradient: float, expected: float
+) -> None:
+    given = torch.tensor([[log_std]], requires_grad=True)
+    clamped = Gaussian(torch.zeros(1, 1), given).log_std
+    assert clamped.item() == min(max(log_std, MIN_LOG_STD), MAX_LOG_STD)
+    (clamped * gradient).sum().backward()  # type: ignore[no-untyped-call]
+    assert given.grad is not None and given.grad.item() == expected
+
+
+def test_a_start_beyond_that_range_is_refused() -> None:
+    for log_std in (MIN_LOG_STD, MAX_LOG_STD):
+        assert ModelConfig(initial_log_std=log_std).initial_log_std == log_std
+        with pytest.raises(ConfigError, match=r"--model\.initial-log-std"):
+            ModelConfig(initial_log_std=1.01 * log_std)
 
 
 def test_squash_without_bounds_is_refused() -> None:
