@@ -68,7 +68,8 @@ def _sampler(model: ActorCritic, generator: torch.Generator) -> AnyActions:
     layout = model.layout
     if layout.sizes and not layout.low and layout.leaves[0].shape == () and len(layout.sizes) == 1:
         return OneChoice(model, generator)
-    if layout.low and not layout.sizes and not model.squash:
+    exact = all(leaf.dtype in (torch.float32, torch.float64) for leaf in layout.leaves)
+    if layout.low and not layout.sizes and not model.squash and exact:
         return Boxes(model, generator)
     return AnyActions(model, generator)
 
@@ -161,7 +162,8 @@ def _choice_workspace(actions: int, rows: int) -> _ChoiceWorkspace:
 
 
 class Boxes(AnyActions):
-    """Draws Box actions that are not squashed, from a Gaussian; see `ops.gaussian`."""
+    """Draws Box actions that are not squashed, from a Gaussian; see `ops.gaussian`. Their
+    log-probability is that of float32 numbers: a slot must not round them any further."""
 
     def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
         super().__init__(model, generator)

@@ -79,13 +79,14 @@ class QNetwork(nn.Module):
         self.register_buffer("value_scale", torch.ones(()))
 
     @torch.no_grad()
-    def rescale_values(self, scale: Tensor, *, keep: bool = True) -> None:
+    def rescale_values(self, scale: float | Tensor, *, keep: bool = True) -> None:
         """Set ``value_scale``. With ``keep``, also rescale the heads so that every prediction stays
         the same in the rewards' own unit. As long as the old scale is unknown, predictions have no
         unit and the heads do not change. A scale of 0 changes nothing. Does not wait for the
         device."""
         old = self.value_scale
-        new = torch.where(scale > 0, scale, old).to(old.dtype)
+        new = torch.as_tensor(scale, dtype=old.dtype, device=old.device)
+        new = torch.where(new > 0, new, old)
         if keep:
             ratio = torch.where(old > 0, old / new, 1.0)
             for parameter in output_parameters(self.heads):

@@ -196,10 +196,10 @@ class ReplayShard:
         self._slots.move(slot, Owner.READY, Owner.STORED)
         self._stored.append(slot)
         count = int(np.count_nonzero(usable))
+        self._publish_priority_sum(count)  # before they count as stored: then they can be drawn
         replay_counters.stored[me] += count
         replay_counters.inserted[me] += count
         replay_counters.leased[me] -= self._items
-        self._publish_priority_sum()
 
     def draw(self, count: int) -> Sample:
         """Draw ``count`` items in proportion to their priorities. At least one must be stored."""
@@ -373,10 +373,12 @@ class ReplayShard:
         """Return the index of the leaf of a slot's first item."""
         return (slot - self._first) * self._items
 
-    def _publish_priority_sum(self) -> None:
-        tree, replay_counters = self._tree, self._replay_counters
-        priority_sum = float(replay_counters.stored[self._index]) if tree is None else tree.total
-        replay_counters.priority_sum[self._index] = priority_sum
+    def _publish_priority_sum(self, more: int = 0) -> None:
+        """Publish the sum of the priorities of what is stored and of ``more`` items, which are in
+        the tree already."""
+        tree, stored = self._tree, self._replay_counters.stored[self._index]
+        priority_sum = float(stored + more) if tree is None else tree.total
+        self._replay_counters.priority_sum[self._index] = priority_sum
 
     def _draw_uniformly(self, count: int) -> Indices:
         """Draw items of stored slots uniformly, and draw again in the place of items that cannot be

@@ -23,6 +23,7 @@ VECTOR = {OBSERVATION: ArraySpec((5,), "float32")}
 MASKED = {**VECTOR, ACTION_MASK: ArraySpec((4,), "bool")}
 TWO = action_specs(spaces.Discrete(2))
 ONE_ELEMENT = action_specs(spaces.Box(-2.0, 2.0, (1,)))
+HALVES = action_specs(spaces.Box(-2.0, 2.0, (3,), np.float16))  # type: ignore[arg-type]
 ROWS = 16
 CASES: dict[str, tuple[dict[str, ActionSpec], dict[str, Any], dict[str, Any]]] = {
     "discrete": (DISCRETE, {}, {}),
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[dict[str, ActionSpec], dict[str, Any], dict[str, Any]]] =
     "boxes": (BOX, {}, {}),
     "boxes, one trunk, correlated": (BOX, {"separate_critic": False}, {"noise_correlation": 0.7}),
     "boxes, deviation of the state": (BOX, {"action_std": "state"}, {}),
+    "boxes of float16": (HALVES, {}, {}),
     "one element": (ONE_ELEMENT, {}, {}),
     "one element, correlated": (ONE_ELEMENT, {}, {"noise_correlation": 0.7}),
     "squashed boxes": (BOX, {"squash_actions": True}, {"noise_correlation": 0.7}),

@@ -102,6 +102,16 @@ def test_the_loss_is_half_the_mean_squared_error_of_the_actions_taken() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.heads.parameters())
 
 
+def test_a_scale_given_as_a_number_is_taken_where_none_was_known() -> None:
+    """As after a run with normalised returns that saw no reward: --no-normalise-returns begins."""
+    model = network()
+    model.value_scale.zero_()
+    model.rescale_values(1.0)
+    assert model.value_scale.item() == 1.0
+    model.rescale_values(0.0)
+    assert model.value_scale.item() == 1.0
+
+
 def test_steps_that_do_not_count_change_nothing() -> None:
     model, loss = network(), PqnLoss(config(), GAMMA)
     prepared = loss.prepare(model, experience(model))

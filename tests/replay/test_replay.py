@@ -110,6 +110,24 @@ def test_uniform_draws_look_at_what_is_stored_once_after_an_insert() -> None:
         assert drawn == set(stored) and stored.looks == 2 * inserts  # one is this test's
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_what_counts_as_stored_can_be_drawn(alpha: float) -> None:
+    """Whoever sees that items are stored draws a shard by the sums of priorities at once."""
+    replay = Replay(alpha=alpha, shards=2)
+    counters = replay.replay_counters
+
+    class Stored(np.ndarray):  # type: ignore[type-arg]
+        def __setitem__(self, shard: int, count: int) -> None:
+            assert counters.priority_sum[shard] > 0
+            assert alpha or counters.priority_sum[shard] == count
+            super().__setitem__(shard, count)
+
+    object.__setattr__(counters, "stored", counters.stored.view(Stored))
+    for inserts in range(1, replay.capacity):
+        replay.insert(inserts % 2)
+    assert counters.stored.all()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_several_shards_draw_like_one(alpha: float) -> None:
