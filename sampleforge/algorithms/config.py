@@ -15,15 +15,16 @@ class LearnerConfig(Checked):
     """Env steps per learner batch (default: 2048 over all ranks; with --async-rl one rollout of
     the default number of environments, at least 1024; the same on any number of cores)."""
     minibatch_size: int | None = None
-    """Env steps per gradient step (default: about 256; with --async-rl the whole batch)."""
+    """Env steps per gradient step (default: about 256, with pqn 128; with --async-rl the whole
+    batch, but for images)."""
     num_epochs: int | None = None
-    """Passes over each batch (default: 10, for images 3, for grids that are not pixels 4; with
-    --async-rl 1)."""
+    """Passes over each batch (default: 10, for grids that are not pixels 4, for images 2; with
+    --async-rl 1, for images 2; with pqn 4, for images and grids 2)."""
     gamma: float = 0.99
     """Discount per env step, 0 to 1."""
     learning_rate: float | None = None
     """Step size of Adam (default: 5e-4, for grids that are not pixels 1e-3; with --async-rl
-    3e-4)."""
+    3e-4, for images 5e-4; with ddppo and a recurrent core 2.5e-4 for images; with pqn 5e-4)."""
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] | None = None
     """linear: falls to zero at the stop condition; kl_adaptive: holds the KL near
     --lr-target-kl (default: constant; with pqn linear, if there is a stop condition)."""

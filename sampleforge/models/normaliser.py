@@ -37,7 +37,7 @@ MANY_NUMBERS = 4096
 """Numbers of a leaf above which it counts as large, as images are: 28 thousand each."""
 LARGE_INTERVAL = 61
 """Of so many large leaves in a row, one is counted: a batch has thousands. A prime, so that those
-of a batch are of different rows."""
+of a batch are of different rows, unless there are 61, 122, ... of these."""
 
 
 def normalised_leaves(

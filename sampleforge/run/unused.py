@@ -87,6 +87,16 @@ RULES: tuple[Rule, ...] = (
         "it needs --normalise-returns and --normalise-advantages",
     ),
     (
+        "reward_scale",
+        lambda run: (
+            getattr(run.config, "normalise_returns", False)
+            and run.config.reward_clip is None
+            and getattr(run.config, "rnd_coeff", 0) == 0
+        ),
+        "returns are divided by their own standard deviation; add --no-normalise-returns, or "
+        "--reward-clip, which clips the scaled rewards",
+    ),
+    (
         "exploration",
         lambda run: run.config.exploration_coeff == 0,
         "there is no bonus, because --exploration-coeff is 0",

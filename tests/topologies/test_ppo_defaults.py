@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sampleforge.algorithms.config import LearnerConfig
+from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.api import load_policy, train
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, docstrings
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, EnvSpec
+from sampleforge.topologies import ppo_defaults, pqn_defaults
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ppo_defaults import (
@@ -78,6 +82,18 @@ def test_the_settings_follow_from_the_observations_and_async_rl(
     found = resolve_defaults(config, of)
     assert {name: getattr(found, name) for name in settings} == settings
     assert None not in (found.rollout, found.learning_rate, found.exploration_coeff)
+
+
+@pytest.mark.parametrize("name", ["num_epochs", "learning_rate", "exploration_coeff"])
+def test_the_help_of_a_setting_has_its_defaults(name: str) -> None:
+    """All of them, and no other number."""
+    kinds = [*vars(ppo_defaults).values(), pqn_defaults.VECTORS, pqn_defaults.PLANES]
+    values = {float(kind[name]) for kind in kinds if isinstance(kind, dict) and name in kind}
+    cls = AppoLossConfig if name == "exploration_coeff" else LearnerConfig
+    _, _, text = docstrings(cls)[name].partition("(default: ")
+    assert {float(number) for number in re.findall(r"\d[\d.]*(?:e-\d+)?", text)} == (
+        values | ({0.0} if name == "exploration_coeff" else set())  # of Box actions
+    )
 
 
 @pytest.mark.parametrize("of", [IMAGE, ATARI], ids=["image", "atari"])

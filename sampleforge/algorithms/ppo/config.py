@@ -36,8 +36,8 @@ class AppoLossConfig(Checked):
     """Bonus that keeps the policy random: its entropy, or the symmetric KL to the uniform
     policy."""
     exploration_coeff: float | None = None
-    """Weight of the bonus of --exploration, at least 0 (default: 0.003; with --no-async-rl 0 for
-    Box actions, 0.01 for images)."""
+    """Weight of the bonus of --exploration, at least 0 (default: 0.003, for images 0.01; for Box
+    actions 0, but with --async-rl and without images 0.003)."""
     noise_correlation: float = 0.7
     """Box actions: every fourth environment explores with noise of this correlation from step to
     step, 0 to 1 (0: all noise is independent)."""
