@@ -155,7 +155,7 @@ class Gaussian:
     ) -> None:
         assert mean.shape == log_std.shape, (tuple(mean.shape), tuple(log_std.shape))
         self.mean = mean
-        self.log_std: Tensor = _Clamped.apply(log_std)  # type: ignore[no-untyped-call]
+        self.log_std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
         self.bounds = None if low is None or high is None else (low, (high - low) / 2)
 
     def sample(self, generator: torch.Generator | None, noise: Tensor | None = None) -> Tensor:
@@ -241,27 +241,6 @@ def mean_log_two_cosh(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Te
     by_mean = z.mul_(math.sqrt(0.5)).erf_().mul_(weights).sum(-1)
     expectation = (std * by_std).sum(-1) + mean * by_mean
     return expectation, by_mean, variance * (by_std / std).sum(-1)
-
-
-def gradient_of_clamped(log_std: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of a loss by ``log_std``, given that by its clamped values: beyond the
-    range only what leads back into it, so that nothing that has left it stays there for good."""
-    beyond = log_std - log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
-    return torch.where((beyond == 0) | (gradient * beyond > 0), gradient, 0.0)
-
-
-class _Clamped(torch.autograd.Function):
-    """log_std in its range, with `gradient_of_clamped`."""
-
-    @staticmethod
-    def forward(ctx: Any, log_std: Tensor) -> Tensor:
-        ctx.save_for_backward(log_std)
-        return log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (log_std,) = ctx.saved_tensors
-        return gradient_of_clamped(log_std, gradients[0])
 
 
 class _MeanLogTwoCosh(torch.autograd.Function):

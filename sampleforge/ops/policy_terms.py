@@ -21,7 +21,6 @@ from sampleforge.ops.distributions import (
     Categoricals,
     Gaussian,
     bounds_of,
-    gradient_of_clamped,
     log_slope,
     mean_log_two_cosh,
     unsquash,
@@ -235,7 +234,8 @@ class _Box:
             if self._gaussian.bounds is not None:
                 by_mean = by_mean - 2.0 * outer * self._by_mean
                 by_log_std = by_log_std - 2.0 * outer * self._by_log_std
-        return [by_mean, gradient_of_clamped(self._raw_log_std, by_log_std)]
+        in_range = self._gaussian.log_std == self._raw_log_std
+        return [by_mean, torch.where(in_range, by_log_std, 0.0)]
 
 
 def _flat(layout: ActionLayout, actions: Mapping[str, Tensor], *, is_box: bool) -> Tensor:

@@ -67,7 +67,7 @@ def moving_learner(**kwargs: Any) -> tuple[PpoLearner, Batch]:
 def test_a_batch_of_stale_rows_only_changes_nothing(schedule: Any) -> None:
     """Neither by Adam's momentum nor by the schedule, which would see no KL."""
     learner, batch = moving_learner(num_epochs=3, lr_schedule=schedule)
-    before, rate = state_of(learner), learner.state()[1]["learning_rate"]
+    before, rate = state_of(learner), learner._learning_rate
     metrics = learner.update(aged(batch, batch.steps[1]), 0.0).metrics
     assert metrics["stale_steps"] == metrics["valid_steps"] > 0
     assert metrics["empty_minibatches"] == 3 and metrics["skipped_steps"] == 0
