@@ -117,7 +117,7 @@ def test_what_counts_as_stored_can_be_drawn(alpha: float) -> None:
     counters = replay.replay_counters
 
     class Stored(np.ndarray):  # type: ignore[type-arg]
-        def __setitem__(self, shard: int, count: int) -> None:
+        def __setitem__(self, shard: int, count: int) -> None:  # type: ignore[override]
             assert counters.priority_sum[shard] > 0
             assert alpha or counters.priority_sum[shard] == count
             super().__setitem__(shard, count)
