@@ -23,7 +23,8 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, settings_of
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.gymnasium_vector import GymnasiumVector
-from sampleforge.env.vector import Array, EnvVector, Episode
+from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
+from sampleforge.spec import OBSERVATION
 
 PREFIX = "ALE/"
 NOOP = 0
@@ -140,12 +141,14 @@ class AtariLives(AtariVector):
     """Each life is an episode of training: the step that loses one is terminal.
 
     The game goes on. In the step after, which next-step autoreset leaves out, nothing is pressed;
-    in games that wait for FIRE the policy presses it, as it has to in evaluations. The episodes
-    that are returned are whole games.
+    in games that wait for FIRE the policy presses it, as it has to in evaluations. A life begins
+    with an empty stack, as a game does (Stable-Baselines3 and CleanRL reset theirs, too): frames of
+    the life before are zero. The episodes that are returned are whole games.
     """
 
     def __init__(self, config: EnvConfig, seeds: Sequence[int], threads: int = 1) -> None:
         super().__init__(config, seeds, threads)
+        self._depth = self.spec.observations[OBSERVATION].shape[0]
         self._lives = np.zeros(len(seeds), np.int64)
         self._left_out, self._over = np.zeros((2, len(seeds)), np.bool_)
         """Rows whose next step is left out, because their last one lost a life; whose game has
@@ -153,6 +156,10 @@ class AtariLives(AtariVector):
         self._late, self._late_over = np.zeros((2, len(seeds)), np.bool_)
         """Rows that lost a life or the game in a step left out, so that the next one is terminal;
         those of them that lost the game."""
+        self._frames = np.full(len(seeds), self._depth, np.int64)
+        """Number of frames that each row's stack has of the life, where they are fewer than all."""
+        self._over_frames: dict[int, Array] = {}
+        """The last frame of the games that were lost in the last step, which was left out."""
 
     def _begin(self, actions: dict[str, Array]) -> None:
         if self._left_out.any():
@@ -166,11 +173,22 @@ class AtariLives(AtariVector):
         self._lives = lives
         self._returns[self._left_out] += reward[self._left_out]
         self._lengths += self._left_out
+        self._frames = np.where(self._left_out, 1, self._frames + 1)
         ends = (lost & ~self._left_out) | self._late
         self._over = (over & ~self._left_out) | self._late_over
         self._late, self._late_over = (over | lost) & self._left_out, over & self._left_out
         self._left_out = ends & ~over
         return observations, reward, terminated | ends, truncated, info
+
+    def _complete(self, out: StepOut) -> None:
+        super()._complete(out)
+        stacks = out.obs[OBSERVATION]
+        for row in np.flatnonzero(self._frames < self._depth).tolist():
+            stacks[row, : self._depth - self._frames[row]] = 0
+        for row, frame in self._over_frames.items():  # ALE has begun a game within the life
+            stacks[row, -2:-1] = frame
+        over = np.flatnonzero(self._late_over).tolist()
+        self._over_frames = {row: stacks[row, -1].copy() for row in over}
 
     def _finish_episodes(self) -> list[Episode]:
         ended = self._ended

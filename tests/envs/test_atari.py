@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
@@ -15,7 +17,10 @@ from sampleforge.env.place import Place
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import own_outputs
+from sampleforge.topologies.config import ApexConfig
 from sampleforge.workers.episode_player import evaluation_envs
+from tests.support.graphs import spec_of
+from tests.support.probes import probe_by
 
 pytest.importorskip("ale_py")
 ROWS = 4
@@ -25,6 +30,10 @@ NOOP = 0
 CONFIG = EnvConfig(
     env="ALE/Breakout-v5", env_kwargs={"episodic_life": True, "noop_max": 1}, decorrelate=False
 )
+SMALL: dict[str, Any] = {
+    **{"num_workers": 1, "num_envs_per_worker": ROWS, "num_splits": 1, "decorrelate": False},
+    **{"serial": True, "quiet": True, "device": "cpu", "seed": 1},
+}
 
 
 @pytest.mark.long
@@ -68,6 +77,7 @@ def test_a_lost_life_is_terminal_and_the_game_goes_on() -> None:
     rng = np.random.default_rng(0)
     terminals = np.zeros(ROWS, np.int64)
     left_out = np.zeros(ROWS, np.bool_)
+    held = np.full(ROWS, 4)  # frames of the life among those of a stack
     games = 0
     while games < 2 * ROWS:
         actions = random_actions(vector.spec, ROWS, rng)
@@ -75,7 +85,12 @@ def test_a_lost_life_is_terminal_and_the_game_goes_on() -> None:
         pressed = np.where(left_out, NOOP, actions["action"])
         reference.send({"action": pressed})
         episodes, whole_games = vector.recv(out), reference.recv(expected)
-        assert np.array_equal(out.obs["obs"], expected.obs["obs"])
+        held = np.where(left_out, 1, np.minimum(held + 1, 4))
+        for stack, whole_stack, own in zip(
+            out.obs["obs"], expected.obs["obs"], held.tolist(), strict=True
+        ):
+            assert np.array_equal(stack[-own:], whole_stack[-own:])
+            assert not stack[:-own].any(), "frames of the life before"
         assert episodes == whole_games, "returns and lengths of whole games"
         assert not (out.terminated & left_out).any()
         assert np.array_equal(out.valid, expected.valid & ~left_out)
@@ -99,20 +114,25 @@ def test_single_environments_have_no_episodes_of_lives() -> None:
 
 class ScriptedAle:
     """In place of ALE's vector env, one row: plays ``script``, (lives, terminated, reward) of each
-    step."""
+    step. All pixels of its n-th frame are n, and a game begins with an empty stack."""
 
     def __init__(self, script: list[tuple[int, bool, float]]) -> None:
         self.script = iter(script)
         self.pressed: list[int] = []
+        self.stack = [0] * 4
+        self.over = True
 
     def send(self, actions: np.ndarray) -> None:
         self.pressed.append(int(actions[0]))
 
     def recv(self) -> tuple[Any, ...]:
-        lives, over, reward = next(self.script)
+        before = [0] * 3 if self.over else self.stack[1:]
+        self.stack = [*before, len(self.pressed)]
+        lives, self.over, reward = next(self.script)
         info = {"env_id": np.zeros(1, np.int64), "lives": np.array([lives])}
-        flags = np.array([over]), np.zeros(1, np.bool_)
-        return np.zeros((1, 4, 84, 84), np.uint8), np.array([reward]), *flags, info
+        flags = np.array([self.over]), np.zeros(1, np.bool_)
+        frames = np.repeat(np.array(self.stack, np.uint8), 84 * 84)
+        return frames.reshape(1, 4, 84, 84), np.array([reward]), *flags, info
 
 
 @pytest.mark.parametrize("ends", ["life", "game"])
@@ -126,11 +146,12 @@ def test_what_is_lost_in_the_step_left_out_ends_the_next_one(ends: str) -> None:
     lost = [(3, False, 1.0), (2, False, 1.0), (1 - over, over, 1.0), (left, False, 0.0)]
     ale = ScriptedAle([*lost, lost[-1]])
     played, vector._ale = vector._ale, ale  # type: ignore[attr-defined]
-    steps = []
+    steps, stacks = [], []
     for _ in range(5):
         vector.send({"action": np.array([2])})
         games = vector.recv(out)
         steps.append((bool(out.valid[0]), bool(out.terminated[0]), [g.ret for g in games]))
+        stacks.append(out.obs["obs"][0, :, 0, 0].tolist())
     vector._ale = played  # type: ignore[attr-defined]
     vector.close()
     game = [3.0] if over else []
@@ -142,3 +163,27 @@ def test_what_is_lost_in_the_step_left_out_ends_the_next_one(ends: str) -> None:
         (False, False, []),
     ]
     assert ale.pressed == [2, 2, NOOP, 2, NOOP]
+    assert stacks[2:] == [[0, 0, 0, 3], [0, 0, 3, 4], [0, 0, 0, 5]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kwargs", [{}, {"stack_num": 1}, {"grayscale": False, "stack_num": 2}])
+def test_a_replay_of_lives_has_the_stacks_that_were_seen(
+    kwargs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With debug=True every stack is compared with the one that is read from single frames."""
+    probe_by(spec_of, monkeypatch)
+    config = ApexConfig(
+        env=CONFIG.env,
+        env_kwargs={**CONFIG.env_kwargs, "img_height": 36, "img_width": 36, **kwargs},
+        **SMALL,
+        rollout=10,
+        learning_starts=600,
+        replay_capacity=1000,
+        batch_size=4,
+        debug=True,
+        run_dir=str(tmp_path),
+        train_for_env_steps=640,
+    )
+    summary = train(config).summary
+    assert (summary["status"], summary["updates"] > 0) == ("finished", True)
