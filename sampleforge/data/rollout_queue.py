@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from sampleforge.data.minari_format import Dropped
 from sampleforge.rollouts.slots import RECORDED, SlotShape, TrajectorySlots
+from sampleforge.rollouts.stacks import check_first_stacks
 from sampleforge.shared.arrays import Layout, SharedArrays, layout_bytes
 from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
@@ -200,10 +201,14 @@ class RolloutQueue:
         about: Rollout,
         shortened: Array | None,
     ) -> None:
-        """Copy the rollout in ``slot`` into buffer ``at``, of all. Called by its actor."""
+        """Copy the rollout in ``slot`` into buffer ``at``, of all. Called by its actor. Raises
+        ConfigError if the first stack of an episode is another one than is read from the frames."""
         for name in self._copied:
             self._arrays[name][at] = slots.arrays[name][slot]
+        new = slot, slice(about.begin, about.end + 1)
         for name, leaf in self.shape.spec.observations.items():
+            if leaf.stack is not None and name in slots.obs:
+                check_first_stacks(name, leaf, slots.obs[name][new], slots.first[new])
             self._arrays[f"obs/{name}"][at] = _frames(slots, slot, name, leaf.stack is not None)
         self.state["about"][at] = about
         self.state["shortened"][at] = False if shortened is None else shortened

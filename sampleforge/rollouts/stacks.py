@@ -46,6 +46,28 @@ def stack_index(
     return StackIndex(frame, ages > begun[:, None])
 
 
+def check_first_stacks(
+    name: str, leaf: ArraySpec, stacks: npt.NDArray[Any], first: npt.NDArray[np.bool_]
+) -> None:
+    """Raise ConfigError unless the first stacks of episodes are padded as ``leaf`` says. ``stacks``
+    [..., rows, k, ...]: some stacks of the leaf ``name``; ``first`` bool [..., rows]: which ones
+    are the first of an episode. It looks at these alone."""
+    begins = stacks[first]
+    padding = begins[:, -1:] if leaf.stack == "reset" else np.zeros_like(begins[:, -1:])
+    for stack, pad, at in zip(begins, padding, np.argwhere(first).tolist(), strict=True):
+        if stack[:-1].tobytes() != pad.tobytes() * (len(stack) - 1):
+            raise _no_stack(name, leaf, at[-1])
+
+
+def _no_stack(name: str, leaf: ArraySpec, row: int) -> ConfigError:
+    return ConfigError(
+        f"the environment says that its observation leaf {name!r} is a stack of {leaf.shape[0]} "
+        "frames of which each step adds one, the newest in the last place, with "
+        f"{leaf.stack!r} before an episode's first, but that of row {row} is not; take {name!r} "
+        "out of metadata['frame_stack'], or correct the environment"
+    )
+
+
 class StackReader(ABC):
     """Reads stacks of frames of one observation leaf of all slots."""
 
@@ -129,12 +151,7 @@ class StackColumn(StackReader):
         if rebuilt.tobytes() == stacks.tobytes():
             return
         row = next(i for i, stack in enumerate(stacks) if rebuilt[i].tobytes() != stack.tobytes())
-        raise ConfigError(
-            f"the environment says that its observation leaf {self.name!r} is a stack of "
-            f"{self.depth} frames of which each step adds one, the newest in the last place, with "
-            f"{self._leaf.stack!r} before an episode's first, but that of row {row} is not; take "
-            f"{self.name!r} out of metadata['frame_stack'], or correct the environment"
-        )
+        raise _no_stack(self.name, self._leaf, row)
 
     def _padded(self, stacks: torch.Tensor, before: npt.NDArray[np.bool_]) -> torch.Tensor:
         if self._leaf.stack == "zero":

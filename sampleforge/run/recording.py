@@ -17,6 +17,7 @@ from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
 from sampleforge.data.rollout_queue import RecordedRollout, Rollout
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.rollouts.stacks import check_first_stacks
 from sampleforge.run.callback import Callback
 from sampleforge.runners.base import WorkerDied
 from sampleforge.spec import EnvSpec
@@ -122,6 +123,9 @@ class PlayRecorder:
         player.listener = self
 
     def acting(self, out: StepOut, actions: Mapping[str, Array]) -> None:
+        for name, leaf in self._spec.observations.items():
+            if leaf.stack is not None:
+                check_first_stacks(name, leaf, out.obs[name], out.first)
         self._before = {
             "first": out.first.copy(),
             **{f"obs/{name}": column.copy() for name, column in _frames(self._spec, out.obs)},

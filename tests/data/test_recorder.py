@@ -226,6 +226,21 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
 
 
 @pytest.mark.long
+def test_a_trained_policy_is_not_recorded_on_stacks_that_would_be_read_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The environment pads an episode's first stack in another way than it says."""
+    run, env = str(tmp_path / "run"), "tests.support.stacked_envs:stacked"
+    small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "100", "--seed", "1"]
+    small += ["--env-kwargs", "says=reset", "--rollout", "16", "--serial", "--quiet"]
+    assert main(["train", "appo", "--env", env, "--run-dir", run, *small]) == 0
+    capsys.readouterr()
+    out = str(tmp_path / "data")
+    assert main(["record", run, "--trust", "--episodes", "5", "--out", out, "--quiet"]) == 2
+    assert "'obs' is a stack of 4 frames" in capsys.readouterr().err
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["appo", "ddppo", "apex"])
 def test_a_run_shorter_than_a_rollout_is_recorded(algorithm: str, tmp_path: Path) -> None:
     """Every env step, also those of the rollouts that are in progress at the end."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.config import ConfigError
 from sampleforge.data.dataset import open_dataset
 from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.spec import ACTION_MASK
@@ -70,6 +71,17 @@ def test_a_dataset_read_back_equals_what_was_sampled(run: str, tmp_path: Path) -
         assert flags.tolist() == [list(each) for each in played.flags[:steps]]
         assert ours[index].ends == whole and ours[index].begins
         check_ours(ours[index], played, spec, steps)
+
+
+def test_a_stack_that_is_not_padded_as_the_environment_says_is_not_recorded(tmp_path: Path) -> None:
+    """The dataset has single frames, so that other stacks would be read than were seen."""
+    config = dataclasses.replace(
+        RUNS["appo, stacks"],
+        env_kwargs={"name": "stacked, says zero"},
+        record=str(tmp_path / "data"),
+    )
+    with pytest.raises(ConfigError, match=r"'obs' is a stack of 4 frames .* 'zero' before"):
+        record(config)
 
 
 def check_ours(episode: Any, played: Any, spec: Any, steps: int) -> None:

@@ -11,14 +11,16 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.config import ConfigError
+from sampleforge.data.dataset import open_dataset
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.place import Place
 from sampleforge.env.random_play import random_actions
 from sampleforge.env.registry import make_vector
-from sampleforge.env.vector import own_outputs
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.env.vector import Episode, StepOut, own_outputs
+from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.workers.episode_player import evaluation_envs
+from sampleforge_envs import atari
 from tests.support.graphs import spec_of
 from tests.support.probes import probe_by
 
@@ -187,3 +189,47 @@ def test_a_replay_of_lives_has_the_stacks_that_were_seen(
     )
     summary = train(config).summary
     assert (summary["status"], summary["updates"] > 0) == ("finished", True)
+
+
+@pytest.mark.long
+def test_what_is_recorded_of_lives_is_what_the_policy_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[tuple[bool, bytes]]] = [[] for _ in range(ROWS)]
+
+    def note(obs: Any, first: Any) -> None:
+        """Of each row: its observation as it is in the slot that the policy reads."""
+        for row, stack in enumerate(obs["obs"]):
+            seen[row].append((bool(first[row]), stack.tobytes()))
+
+    def reset(envs: Any, obs: Any) -> None:
+        atari.AtariVector.reset(envs, obs)
+        note(obs, np.ones(ROWS))
+
+    def recv(envs: Any, out: StepOut) -> list[Episode]:
+        episodes = GymnasiumVector.recv(envs, out)
+        note(out.obs, out.first)
+        return episodes
+
+    probe_by(spec_of, monkeypatch)
+    monkeypatch.setattr(atari.AtariLives, "reset", reset)
+    monkeypatch.setattr(atari.AtariLives, "recv", recv)
+    config = AppoConfig(
+        env=CONFIG.env,
+        env_kwargs=CONFIG.env_kwargs,
+        **SMALL,
+        rollout=20,
+        record=str(tmp_path / "data"),
+        run_dir=str(tmp_path / "run"),
+        train_for_env_steps=800,
+    )
+    train(config)
+    lives = 0
+    for episode in open_dataset(tmp_path / "data").episodes():
+        assert episode.begins and episode.number is not None
+        row, number = episode.number[-2:]
+        begins = [at for at, (first, _) in enumerate(seen[row]) if first][number]
+        stacks = [stack.tobytes() for stack in episode.observations["obs"]]
+        assert stacks == [stack for _, stack in seen[row][begins : begins + len(stacks)]]
+        lives += 1
+    assert lives > 2 * ROWS

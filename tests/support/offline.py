@@ -75,6 +75,7 @@ def seen(name: str = "code") -> gym.Env[Any, Any]:
         "mask in info": MaskedEnv,
         "stacked": lambda: stacked(3, "zero"),
         "stacked, reset": lambda: stacked(4, "reset"),
+        "stacked, says zero": lambda: stacked(4, "reset", "zero"),
     }
     if name in made:
         env = made[name]()
