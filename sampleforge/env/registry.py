@@ -147,6 +147,16 @@ def make_vector(
     """
     with making():
         vector = _vector(config, num_rows, seeds, place)
+    apply_flags(config, vector)
+    if config.decorrelate:
+        vector.decorrelate(*place.among_all(num_rows))
+    return vector
+
+
+def apply_flags(config: EnvConfig, vector: EnvVector) -> None:
+    """Have ``vector``, which was made for ``config``, take actions and give observations in the
+    form that the flags ask for; call it before the first reset. Raises ConfigError, and closes it,
+    if it cannot repeat actions."""
     if config.action_repeat > 1 and not isinstance(vector, SyncVector):
         vector.close()
         raise ConfigError(
@@ -160,9 +170,6 @@ def make_vector(
     if config.clip_observations:
         for seat in vector.seats:
             seat.clip_observations()
-    if config.decorrelate:
-        vector.decorrelate(*place.among_all(num_rows))
-    return vector
 
 
 def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place) -> EnvVector:

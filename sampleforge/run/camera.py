@@ -21,7 +21,7 @@ from sampleforge.env.env_code import making
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.parallel import ParallelRows, as_parallel, is_multi_agent
 from sampleforge.env.place import row_seeds
-from sampleforge.env.registry import for_evaluation, make_single
+from sampleforge.env.registry import apply_flags, for_evaluation, make_single
 from sampleforge.env.vector import EnvVector
 
 Frame = npt.NDArray[np.uint8]
@@ -199,9 +199,7 @@ class Camera:
                 row: EnvVector = ParallelRows(config, lambda row: film(), 1, seeds).seats[0]
             else:
                 row = sync_vector(config, film, 1, seeds)
-        if config.rescale_actions:
-            for seat in row.seats:
-                seat.rescale_actions()
+        apply_flags(config, row)
         return row
 
     def _made(self, config: EnvConfig) -> Any:

@@ -13,7 +13,10 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.cli import main
-from sampleforge.run.camera import HOLD_S, LINE, MARGIN, WIDTH
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.registry import make_vector
+from sampleforge.env.vector import EnvVector, own_outputs
+from sampleforge.run.camera import HOLD_S, LINE, MARGIN, WIDTH, Camera
 from sampleforge.topologies.config import AppoConfig
 from tests.support import picture_envs
 
@@ -95,6 +98,38 @@ def test_every_step_of_every_episode_is_a_frame_and_the_last_one_stays(
     assert min(changes) > 0.5, "the step and the return are in the frame"
     assert np.abs(first[0] - second[0]).mean() > 0.1, "the number of the episode is in the frame"
     assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is left"
+
+
+@pytest.mark.parametrize("factory", ["PictureEnv", "PictureAgents"])
+def test_a_filmed_row_gives_the_observations_of_an_evaluation(factory: str, tmp_path: Path) -> None:
+    """Those beyond the bounds of their Box are cut off in both."""
+    config = EnvConfig(
+        env=f"tests.support.picture_envs:{factory}",
+        env_kwargs={"scale": -20.0},
+        clip_observations=True,
+        decorrelate=False,
+    )
+    with Camera(tmp_path / "one.mp4", 1) as camera:
+        found, expected = (
+            shown(rows) for rows in (camera.row(config, 0, None), make_vector(config, 1, [0]))
+        )
+    assert found == expected and min(found[0]) == -1.0
+
+
+def shown(rows: EnvVector) -> list[list[float]]:
+    """The first number of each agent's observations, in two steps."""
+    outs = [own_outputs(seat.spec, 1) for seat in rows.seats]
+    found: list[list[float]] = [[] for _ in outs]
+    for seat, out in zip(rows.seats, outs, strict=True):
+        seat.reset(out.obs)
+    for _ in range(2):
+        for seat in rows.seats:
+            seat.send({"action": np.zeros(1, np.int64)})
+        for seat, out, numbers in zip(rows.seats, outs, found, strict=True):
+            seat.recv(out)
+            numbers.append(float(out.obs["obs"][0, 0]))
+    rows.close()
+    return found
 
 
 @pytest.mark.long

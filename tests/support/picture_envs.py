@@ -15,15 +15,17 @@ STEP = 30
 
 class PictureEnv(gym.Env[Any, Any]):
     """Episodes of 3, 4, 5, 3, 4 ... steps; a reward of 1 for each. ``picture``: "frame", or what is
-    wrong with it."""
+    wrong with it. ``scale``: what observations are multiplied by."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
-    def __init__(self, render_mode: str | None = None, picture: str = "frame") -> None:
+    def __init__(
+        self, render_mode: str | None = None, picture: str = "frame", scale: float = 1.0
+    ) -> None:
         self.render_mode = render_mode
         self.observation_space = spaces.Box(-1, 1, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self._picture = picture
+        self._picture, self._scale = picture, scale
         self._episode, self._step = -1, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -37,7 +39,7 @@ class PictureEnv(gym.Env[Any, Any]):
         return self._observation(), 1.0, self._step == 3 + self._episode % 3, False, {}
 
     def _observation(self) -> Any:
-        return np.full(3, self._step / 10, np.float32)
+        return np.full(3, self._scale * self._step / 10, np.float32)
 
     def render(self) -> Any:
         if self._picture == "raises":
@@ -58,8 +60,9 @@ class PictureAgents:
     metadata = {"name": "pictures", "render_fps": 10}  # noqa: RUF012
     possible_agents = ("red", "blue")
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, render_mode: str | None = None, scale: float = 1.0) -> None:
         self.render_mode = render_mode
+        self._scale = scale
         self.agents: list[str] = []
         self._step = 0
 
@@ -73,7 +76,7 @@ class PictureAgents:
         return dict.fromkeys(self.possible_agents, value)
 
     def _seen(self) -> dict[str, Any]:
-        return self._each(np.full(3, self._step / 10, np.float32))
+        return self._each(np.full(3, self._scale * self._step / 10, np.float32))
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self.agents = list(self.possible_agents)
