@@ -25,7 +25,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family
+from sampleforge.env.family import ConfigError, Family, refuse_kwargs
 from sampleforge.env.parallel import ParallelRows
 from sampleforge.env.vector import Array, EnvVector
 from sampleforge_envs.vizdoom import nearest_pixels
@@ -147,6 +147,7 @@ def free_port() -> int:
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+    refuse_kwargs(config)
     rows = ParallelRows(
         config,
         lambda row: DoomDuel(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import Family
+from sampleforge.env.family import Family, settings_of
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.vector import EnvVector
 
@@ -52,25 +53,37 @@ def game_module(game: str) -> ModuleType:
     return module
 
 
+@dataclass(frozen=True)
+class MinAtarSettings:
+    """The settings of a game; each field can be given in ``--env-kwargs``."""
+
+    sticky_action_prob: float = 0.1
+    difficulty_ramping: bool = True
+    use_minimal_action_set: bool = True
+
+    def __str__(self) -> str:
+        return (
+            f"sticky actions {self.sticky_action_prob:g}, difficulty ramping "
+            f"{'on' if self.difficulty_ramping else 'off'}, "
+            f"{'minimal' if self.use_minimal_action_set else 'all six'} actions"
+        )
+
+
 class MinAtarEnv(gym.Env[Any, Any]):
-    """One MinAtar game as a gymnasium env. Observations: bool [10, 10, channels]."""
+    """One MinAtar game as a gymnasium env. Observations: bool [10, 10, channels]. Episodes are cut
+    after ``limit`` steps."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
 
     def __init__(
-        self,
-        game: str,
-        sticky_action_prob: float = 0.1,
-        difficulty_ramping: bool = True,
-        use_minimal_action_set: bool = True,
-        max_episode_steps: int = MAX_EPISODE_STEPS,
-        render_mode: str | None = None,
+        self, game: str, settings: MinAtarSettings, limit: int, render_mode: str | None = None
     ) -> None:
         self.render_mode = render_mode
-        self._game = game_module(game).Env(ramping=difficulty_ramping)
-        self._sticky = sticky_action_prob
-        self._limit = max_episode_steps
-        self._actions = self._game.minimal_action_set() if use_minimal_action_set else range(6)
+        self._game = game_module(game).Env(ramping=settings.difficulty_ramping)
+        self._sticky = settings.sticky_action_prob
+        self._limit = limit
+        minimal = settings.use_minimal_action_set
+        self._actions = self._game.minimal_action_set() if minimal else range(6)
         self._last_action = 0
         self._steps = 0
         self.action_space = spaces.Discrete(len(self._actions))
@@ -108,27 +121,22 @@ class MinAtarEnv(gym.Env[Any, Any]):
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
     game = GAMES[config.env.removeprefix("MinAtar/").removesuffix("-v1")]
-    given: dict[str, Any] = {"max_episode_steps": MAX_EPISODE_STEPS, **config.env_kwargs}
-    if config.max_episode_frames is not None:
-        given["max_episode_steps"] = config.max_episode_frames
-    return MinAtarEnv(game, render_mode=render_mode, **given)
+    return MinAtarEnv(game, settings_of(MinAtarSettings, config), limit_of(config), render_mode)
+
+
+def limit_of(config: EnvConfig) -> int:
+    """Return the number of steps after which episodes are cut."""
+    return config.max_episode_frames or MAX_EPISODE_STEPS
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    given = config.env_kwargs
-    limit = config.max_episode_frames or int(given.get("max_episode_steps", MAX_EPISODE_STEPS))
-    protocol = (
-        f"MinAtar, sticky actions {given.get('sticky_action_prob', 0.1)}, difficulty ramping "
-        f"{'on' if given.get('difficulty_ramping', True) else 'off'}, "
-        f"{'minimal' if given.get('use_minimal_action_set', True) else 'all six'} actions, "
-        f"episodes cut at {limit} steps, raw rewards"
-    )
+    settings, limit = settings_of(MinAtarSettings, config), limit_of(config)
     return sync_vector(
         config,
         lambda: make_single(config),
         num_rows,
         seeds,
-        protocol=protocol,
+        protocol=f"MinAtar, {settings}, episodes cut at {limit} steps, raw rewards",
         max_episode_steps=limit,
     )
 

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family
+from sampleforge.env.family import ConfigError, Family, refuse_kwargs
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.vector import Array, EnvVector
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
@@ -53,8 +53,7 @@ class PaddleDuel(MultiAgentRows):
     """``num_rows`` games; each draws its serves from a generator of its own seed."""
 
     def __init__(self, config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> None:
-        if config.env_kwargs:
-            raise ConfigError(f"{ID} takes no --env-kwargs, but got {config.env_kwargs}")
+        refuse_kwargs(config)
         super().__init__(
             config,
             dict.fromkeys(AGENTS, SPACES),

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from sampleforge.config import ConfigError, from_plain, nearest
+from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.keywords import unknown_keyword
 from sampleforge.env.vector import EnvVector
 
 # ConfigError is for a family's error messages: it imports sampleforge.env only.
-__all__ = ["ConfigError", "Family", "settings_of"]
+__all__ = ["ConfigError", "Family", "refuse_kwargs", "settings_of"]
 
 S = TypeVar("S")
 
@@ -31,9 +32,14 @@ def settings_of(cls: type[S], config: EnvConfig, flags: Mapping[str, str] | None
     for key in config.env_kwargs:
         if key not in names:
             elsewhere = [flag for part, flag in (flags or {}).items() if part in key]
-            near = " or ".join(elsewhere or nearest(key, names) or names)
-            raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
+            raise unknown_keyword(config.env, key, elsewhere or names)
     return from_plain(cls, config.env_kwargs, f"{config.env}, env_kwargs")
+
+
+def refuse_kwargs(config: EnvConfig) -> None:
+    """Raise ConfigError if there are ``env_kwargs``, for a family that has no settings."""
+    if config.env_kwargs:
+        raise ConfigError(f"{config.env} takes no --env-kwargs, but got {config.env_kwargs}")
 
 
 def no_other_names(env_id: str) -> None:

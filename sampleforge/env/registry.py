@@ -33,6 +33,7 @@ from sampleforge.env.gymnasium_ids import (
     gymnasium_rows,
     gymnasium_vector,
 )
+from sampleforge.env.keywords import refusing_keywords
 from sampleforge.env.old_gym import old_maker
 from sampleforge.env.place import SOMEWHERE, Place, takes
 from sampleforge.env.single import SyncVector
@@ -178,12 +179,13 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place
     if factory is not None:
         return factory_vector(config, factory, num_rows, seeds, place)
     family = find(config.env)
-    if family is not None:
-        own = {"threads": place.threads} if takes(family.make_vector, "threads") else {}
-        return family.make_vector(config, num_rows, seeds, **own)
-    if config.env_backend == "vector":
-        return gymnasium_vector(config, seeds)
-    return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
+    with refusing_keywords(config):
+        if family is not None:
+            own = {"threads": place.threads} if takes(family.make_vector, "threads") else {}
+            return family.make_vector(config, num_rows, seeds, **own)
+        if config.env_backend == "vector":
+            return gymnasium_vector(config, seeds)
+        return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
@@ -198,7 +200,8 @@ def _single(config: EnvConfig, render_mode: str | None) -> Env:
     if factory is None:
         family = find(config.env)
         make = gymnasium_env if family is None else family.make_single
-        return make(config, render_mode)
+        with refusing_keywords(config):
+            return make(config, render_mode)
     return factory_env(config, factory, render_mode)
 
 

@@ -314,6 +314,17 @@ def test_gymnasiums_own_word_on_a_missing_library_is_passed_on(registered: Regis
         vector("Needy-v0")
 
 
+def test_an_error_of_other_keywords_is_the_environments_own(registered: Register) -> None:
+    def broken(size: int = 1) -> None:
+        dict(size=size).update(1, wrong=2)  # type: ignore[call-overload]
+
+    registered("Broken-v0", broken)
+    with pytest.raises(ConfigError, match=r"^Broken-v0: unknown env_kwargs 'sise'; there is size$"):
+        vector("Broken-v0", env_kwargs={"sise": 2})
+    with pytest.raises(TypeError, match="not iterable"):
+        vector("Broken-v0", env_kwargs={"size": 2})
+
+
 MODULE = """
 import gymnasium as gym
 from tests.support.envs import CodeEnv, MaskedEnv as Twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import gymnasium as gym
@@ -11,7 +12,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.registry import make_single, make_vector
+from sampleforge.env.family import Family
+from sampleforge.env.registry import families, make_single, make_vector
 from tests.support.env_vectors import rollout
 
 
@@ -153,6 +155,35 @@ def test_atari_single_backend_has_the_same_protocol(atari: EnvConfig) -> None:
         assert (found[0].obs["obs"][:, :3] == 0).all() and (found[0].obs["obs"][:, 3] > 0).any()
         assert np.array_equal(found[1].obs["obs"][:, 2], found[0].obs["obs"][:, 3])
         kind.close()
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_no_family_takes_a_keyword_that_it_does_not_know(family: Family) -> None:
+    if family.requires is not None:
+        pytest.importorskip(family.requires)
+    chosen = {"pettingzoo": "PettingZoo/classic/connect_four-v3", "classic": "CartPole-v1"}
+    env_id = chosen.get(family.name) or family.ids()[0]
+    message = "(unknown env_kwargs 'nonsense'; .|takes no --env-kwargs, but got {'nonsense': 1})"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(env_id)}:? {message}"):
+        make_vector(EnvConfig(env=env_id, env_kwargs={"nonsense": 1}), 1, [0])
+    with pytest.raises(ConfigError, match=f"^{re.escape(env_id)}"):
+        make_single(EnvConfig(env=env_id, env_kwargs={"nonsense": 1}))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "key", "meant"),
+    [
+        ("CartPole-v1", "sutton_barto", "sutton_barto_reward"),
+        ("MinAtar/Breakout", "sticky_prob", "sticky_action_prob"),
+        ("MiniGrid-Empty-5x5-v0", "agent_view", "agent_view_size"),
+    ],
+)
+def test_a_wrong_keyword_is_answered_with_the_right_one(env_id: str, key: str, meant: str) -> None:
+    for make in (lambda config: make_vector(config, 1, [0]), make_single):
+        with pytest.raises(
+            ConfigError, match=f"^{env_id}: unknown .*{key}'; there is {meant}( or|$)"
+        ):
+            make(EnvConfig(env=env_id, env_kwargs={key: 0.5}))
 
 
 def test_atari_refuses_unknown_settings_wrong_types_and_clipping(atari: EnvConfig) -> None:
