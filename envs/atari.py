@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family, settings_of
+from sampleforge.env.family import ConfigError, Description, Family, describe, settings_of
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
@@ -249,7 +249,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     env = FrameStackObservation(env, protocol.stack_num, padding_type="zero")
     # The console has 60 frames a second.
     env.metadata = dict(env.metadata) | STACKED | {"render_fps": 60 / protocol.frameskip}
-    return env
+    return describe(env, Description(protocol.frameskip, str(protocol), protocol.max_episode_steps))
 
 
 def make_vector(
@@ -259,15 +259,7 @@ def make_vector(
     if config.env_backend != "single":
         kind = AtariLives if protocol.episodic_life else AtariVector
         return kind(config, seeds, threads)
-    return sync_vector(
-        config,
-        lambda: make_single(config),
-        num_rows,
-        seeds,
-        frame_skip=protocol.frameskip,
-        protocol=str(protocol),
-        max_episode_steps=protocol.max_episode_steps,
-    )
+    return sync_vector(config, lambda: make_single(config), num_rows, seeds)
 
 
 def whole_games(config: EnvConfig) -> EnvConfig:

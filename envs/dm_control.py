@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import Family
+from sampleforge.env.family import Description, Family, describe
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.vector import EnvVector
 from sampleforge_envs.mujoco import log_warnings
@@ -92,21 +92,15 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     domain, _, task = config.env.removeprefix(PREFIX).partition("-")
     log_warnings()
     env = SuiteTask(domain, task, render_mode, **config.env_kwargs)
+    describe(
+        env, Description(protocol="dm_control suite, raw rewards", max_episode_steps=env.limit)
+    )
     limit = config.max_episode_frames
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    first: Any = make_single(config).unwrapped
-    made = [first]
-    return sync_vector(
-        config,
-        lambda: made.pop() if made else make_single(config).unwrapped,
-        num_rows,
-        seeds,
-        max_episode_steps=first.limit,
-        protocol="dm_control suite, raw rewards",
-    )
+    return sync_vector(config, lambda: make_single(config).unwrapped, num_rows, seeds)
 
 
 def meant(env_id: str) -> str | None:

@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import Family, settings_of
+from sampleforge.env.family import Description, Family, describe, settings_of
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.vector import EnvVector
 
@@ -121,24 +121,15 @@ class MinAtarEnv(gym.Env[Any, Any]):
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
     game = GAMES[config.env.removeprefix("MinAtar/").removesuffix("-v1")]
-    return MinAtarEnv(game, settings_of(MinAtarSettings, config), limit_of(config), render_mode)
-
-
-def limit_of(config: EnvConfig) -> int:
-    """Return the number of steps after which episodes are cut."""
-    return config.max_episode_frames or MAX_EPISODE_STEPS
+    settings = settings_of(MinAtarSettings, config)
+    limit = config.max_episode_frames or MAX_EPISODE_STEPS
+    protocol = f"MinAtar, {settings}, episodes cut at {limit} steps, raw rewards"
+    env = MinAtarEnv(game, settings, limit, render_mode)
+    return describe(env, Description(protocol=protocol, max_episode_steps=limit))
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    settings, limit = settings_of(MinAtarSettings, config), limit_of(config)
-    return sync_vector(
-        config,
-        lambda: make_single(config),
-        num_rows,
-        seeds,
-        protocol=f"MinAtar, {settings}, episodes cut at {limit} steps, raw rewards",
-        max_episode_steps=limit,
-    )
+    return sync_vector(config, lambda: make_single(config), num_rows, seeds)
 
 
 FAMILY = Family(

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family
+from sampleforge.env.family import ConfigError, Description, Family, describe, description_of
 from sampleforge.env.gymnasium_ids import bare, gymnasium_env, sync_vector
 from sampleforge.env.vector import Array, EnvVector
 
@@ -139,26 +139,29 @@ class GridCodes(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    return GridCodes(gymnasium_env(config, render_mode))
+    return described(GridCodes(gymnasium_env(config, render_mode)))
+
+
+def described(env: GridCodes) -> GridCodes:
+    """Return ``env`` with its description."""
+    mission = "left out, as it never changes" if env.missions is None else "as word codes"
+    simulator: Any = env.unwrapped
+    # One of BabyAI has none before its first reset: it sets one per episode, by the task.
+    limits = [simulator.max_steps, description_of(env).max_episode_steps]
+    return describe(
+        env,
+        Description(
+            protocol=f"minigrid's codes of the agent's view, mission {mission}, raw rewards",
+            max_episode_steps=min(filter(None, limits), default=None),
+        ),
+    )
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     def make() -> gym.Env[Any, Any]:
-        return GridCodes(bare(gymnasium_env(config)))
+        return described(GridCodes(bare(gymnasium_env(config))))
 
-    env: Any = make()
-    mission = "left out, as it never changes" if env.missions is None else "as word codes"
-    # An env of BabyAI has no limit before its first reset: it sets one per episode, by the task.
-    limits = [env.unwrapped.max_steps, gym.spec(config.env).max_episode_steps]
-    env.close()
-    return sync_vector(
-        config,
-        make,
-        num_rows,
-        seeds,
-        protocol=f"minigrid's codes of the agent's view, mission {mission}, raw rewards",
-        max_episode_steps=min(filter(None, limits), default=None),
-    )
+    return sync_vector(config, make, num_rows, seeds)
 
 
 FAMILY = Family(

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import Family
+from sampleforge.env.family import Description, Family, describe
 from sampleforge.env.gymnasium_ids import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import EnvVector
 
@@ -36,7 +36,9 @@ IDS = tuple(f"{task}-v5" for task in TASKS)
 GONE = tuple(f"{task}-v{version}" for task in TASKS for version in (1, 2, 3))
 """Earlier versions, whose simulator does not install any more. (-v4 runs as a plain gymnasium
 id.)"""
-
+DESCRIPTION = Description(
+    protocol="gymnasium -v5 task, raw rewards, actions clipped to their bounds"
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ def log_warnings() -> None:
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
     log_warnings()
-    return gymnasium_env(config, render_mode)
+    return describe(gymnasium_env(config, render_mode), DESCRIPTION)
 
 
 class SharedModelEnvs:
@@ -79,13 +81,7 @@ class SharedModelEnvs:
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    return gymnasium_rows(
-        config,
-        SharedModelEnvs(config),
-        num_rows,
-        seeds,
-        protocol="gymnasium -v5 task, raw rewards, actions clipped to their bounds",
-    )
+    return gymnasium_rows(config, SharedModelEnvs(config), num_rows, seeds)
 
 
 def meant(env_id: str) -> str | None:

@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family, settings_of
+from sampleforge.env.family import ConfigError, Description, Family, describe, settings_of
 from sampleforge.env.gymnasium_ids import sync_vector
 from sampleforge.env.step_values import TRUE_OBJECTIVE
 from sampleforge.env.vector import Array, EnvVector
@@ -249,23 +249,13 @@ def nearest_pixels(source: tuple[int, int, int], shape: tuple[int, int, int]) ->
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> DoomEnv:
-    return DoomEnv(
-        config.env, settings_of(Settings, config), config.max_episode_frames, render_mode
-    )
+    settings = settings_of(Settings, config)
+    env = DoomEnv(config.env, settings, config.max_episode_frames, render_mode)
+    return describe(env, Description(settings.frame_skip, protocol(env, config.env), env.limit))
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    settings = settings_of(Settings, config)
-    unstarted = make_single(config)  # its engine does not run
-    return sync_vector(
-        config,
-        lambda: make_single(config),
-        num_rows,
-        seeds,
-        frame_skip=settings.frame_skip,
-        protocol=protocol(unstarted, config.env),
-        max_episode_steps=unstarted.limit,
-    )
+    return sync_vector(config, lambda: make_single(config), num_rows, seeds)
 
 
 def protocol(env: DoomEnv, env_id: str) -> str:

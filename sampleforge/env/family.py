@@ -14,11 +14,20 @@ from typing import Any, TypeVar
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import Description, describe, description_of
 from sampleforge.env.keywords import unknown_keyword
 from sampleforge.env.vector import EnvVector
 
 # ConfigError is for a family's error messages: it imports sampleforge.env only.
-__all__ = ["ConfigError", "Family", "refuse_kwargs", "settings_of"]
+__all__ = [
+    "ConfigError",
+    "Description",
+    "Family",
+    "describe",
+    "description_of",
+    "refuse_kwargs",
+    "settings_of",
+]
 
 S = TypeVar("S")
 
@@ -61,8 +70,9 @@ class Family:
     means, or None; it answers without the simulator, too. ``requires`` is the
     simulator's module, and ``extra`` the extra of `pip install "sampleforge[extra]"` that installs
     it. ``make_single(config, render_mode)`` returns one environment, of gymnasium or PettingZoo;
-    ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``; if it has a parameter
-    ``threads``, it is given the number of threads in which the rows may step. ``plain_kwargs``
+    `describe` adds what its interface does not tell. ``make_vector(config, rows, seeds)`` obeys
+    ``config.env_backend``; if it has a parameter ``threads``, it is given the number of threads in
+    which the rows may step. ``plain_kwargs``
     promises that no string in env_kwargs names code to import or a file to load code from: a run
     folder's strings then need no --trust. ``for_evaluation(config)`` returns the config of
     evaluation episodes: without what changes episodes as an aid to learning."""

@@ -11,6 +11,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.interface import describe, description_of
 from sampleforge.env.single import SyncVector
 from sampleforge.env.vector import EnvVector
 
@@ -32,11 +33,10 @@ def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> Env:
 
 
 def sync_vector(
-    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **options: Any
+    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int]
 ) -> SyncVector:
-    """Return rows of single envs; ``options`` are further keywords of SyncVector. Raises
-    ConfigError if the config asks for a vector env."""
-    return single_rows(config, lambda row: make(), num_rows, seeds, **options)
+    """Return rows of single envs. Raises ConfigError if the config asks for a vector env."""
+    return single_rows(config, lambda row: make(), num_rows, seeds)
 
 
 def single_rows(
@@ -44,32 +44,30 @@ def single_rows(
     make: Callable[[int], Env],
     num_rows: int,
     seeds: Sequence[int],
-    **options: Any,
 ) -> SyncVector:
     """As `sync_vector`, where ``make`` is given the number of the row."""
     if config.env_backend == "vector":
         raise ConfigError(
             f"{config.env} has no vector env of its own; use --env-backend auto or single"
         )
-    return SyncVector(config, make, num_rows, seeds, **options)
+    return SyncVector(config, make, num_rows, seeds)
 
 
 def gymnasium_rows(
-    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **options: Any
+    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int]
 ) -> SyncVector:
     """Return rows of ``gym.make``'s environments, without the wrappers that `bare` removes."""
-    limit = gym.spec(config.env).max_episode_steps
-    return sync_vector(
-        config, lambda: bare(make()), num_rows, seeds, max_episode_steps=limit, **options
-    )
+    return sync_vector(config, lambda: bare(make()), num_rows, seeds)
 
 
 def bare(env: Env) -> Env:
     """Return ``env`` without the outermost wrappers whose work SyncVector does itself: the time
-    limit, and the check that reset comes before step (0.7 us a step)."""
+    limit, which its description has then, and the check that reset comes before step (0.7 us a
+    step)."""
+    described = description_of(env)
     while isinstance(env, TimeLimit | OrderEnforcing):
         env = env.env
-    return env
+    return describe(env, described)
 
 
 def without_checkers(env: Env) -> Env:

@@ -1,12 +1,13 @@
 """gymnasium's interface: checked, so that environments written for gym before 0.26 are refused with
-the remedy and not with an error of unpacking; its time limits; and the notices of rows that have
-started, because many take long, and a worker reports them."""
+the remedy and not with an error of unpacking; its time limits, and what a family says of an
+environment beside it; and the notices of rows that have started, because many take long, and a
+worker reports them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv
@@ -16,6 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.spec import EnvSpec
 
+E = TypeVar("E", bound=gym.Env[Any, Any])
 Stage = Literal["created", "reset", "stepped", "closed"]
 """What was done to an environment."""
 
@@ -86,21 +88,41 @@ def _shown(result: Any) -> str:
     return f"a {type(result).__name__}"
 
 
-def own_limit(env: gym.Env[Any, Any]) -> int | None:
-    """Return the shortest time limit among the wrappers of an environment; None if it has none."""
-    limits = []
+class Description(NamedTuple):
+    """What is known of a single environment, as in `EnvSpec`: the frames of a step, the settings
+    that scores depend on, and the time limit, in steps, that it has whatever is asked for."""
+
+    frame_skip: int = 1
+    protocol: str = ""
+    max_episode_steps: int | None = None
+
+
+def describe(env: E, description: Description) -> E:
+    """Attach a description to ``env``, which wrappers around it keep, and return ``env``."""
+    env.unwrapped.sampleforge_description = description  # type: ignore[attr-defined]
+    return env
+
+
+def description_of(env: gym.Env[Any, Any]) -> Description:
+    """Return the description of an environment, with the shortest time limit among that and its
+    wrappers."""
+    found = getattr(env.unwrapped, "sampleforge_description", None)
+    described = found if isinstance(found, Description) else Description()
+    limits = [described.max_episode_steps]
     while isinstance(env, gym.Wrapper):
         if isinstance(env, TimeLimit):
             limits.append(int(env._max_episode_steps))
         env = env.env
-    return min(limits, default=None)
+    return described._replace(max_episode_steps=min(filter(None, limits), default=None))
 
 
 def own_limit_of_rows(env: VectorEnv[Any, Any, Any]) -> int | None:
     """Return the time limit of the environments in a SyncVectorEnv; None if they have none, and for
     other VectorEnvs, which do not show their environments."""
     rows = env.unwrapped
-    return own_limit(rows.envs[0]) if isinstance(rows, SyncVectorEnv) else None
+    if not isinstance(rows, SyncVectorEnv):
+        return None
+    return description_of(rows.envs[0]).max_episode_steps
 
 
 def shorter_limit(config: EnvConfig, spec: EnvSpec) -> str | None:

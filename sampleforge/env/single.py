@@ -20,8 +20,8 @@ from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.goals import has_goals
 from sampleforge.env.interface import (
     checked_reset,
+    description_of,
     first_reset,
-    own_limit,
     refuse_step,
     stage,
     tell_of_row,
@@ -71,16 +71,11 @@ class SyncVector(EnvVector):
         make: Callable[[int], gym.Env[Any, Any]],
         num_rows: int,
         seeds: Sequence[int],
-        *,
-        frame_skip: int = 1,
-        protocol: str = "",
-        max_episode_steps: int | None = None,
     ) -> None:
-        """Create and reset the envs; ``make`` is given the number of the row.
-        ``max_episode_steps`` is the limit that ``make`` has set, if the env's spec does not name
-        it; ``config.max_episode_steps`` takes precedence and is enforced here. A time limit among
-        the env's own wrappers holds as well, and the spec has the shorter one. Where actions are
-        repeated, all but ``config.max_episode_steps`` count steps of the envs themselves."""
+        """Create and reset the envs; ``make`` is given the number of the row. The spec has their
+        `Description`. ``config.max_episode_steps`` and the env's own time limit are enforced here,
+        and the spec has the shorter one. Where actions are repeated, the own one counts steps of
+        the env itself."""
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
@@ -98,8 +93,9 @@ class SyncVector(EnvVector):
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
-        frames = config.max_episode_frames or max_episode_steps or registered
-        if (own := own_limit(env)) is not None:  # it ends episodes, whatever the flag allows
+        described = description_of(env)
+        frames = config.max_episode_frames or registered
+        if (own := described.max_episode_steps) is not None:  # it holds, whatever the flag allows
             frames = min(own, frames or own)
         self._repeat, self._max_frames = config.action_repeat, frames or sys.maxsize
         limit = None if frames is None else -(-frames // self._repeat)
@@ -108,9 +104,9 @@ class SyncVector(EnvVector):
             EnvSpaces(env.observation_space, env.action_space, masked),
             # A stack has all frames, and slots keep one of each env step.
             metadata=env.metadata if self._repeat == 1 else None,
-            frame_skip=frame_skip * self._repeat,
+            frame_skip=described.frame_skip * self._repeat,
             max_episode_steps=limit,
-            protocol=protocol,
+            protocol=described.protocol,
             reward_shaping=offered_shaping(env, config.env),
             takes_task=task_setter(env) is not None,
             has_goals=has_goals(env),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.registry import families, make_single, make_vector
+from sampleforge.env.interface import shorter_limit
+from sampleforge.env.registry import families, find, make_single, make_vector
 from tests.support.env_vectors import rollout
 
 
@@ -113,6 +115,69 @@ def test_mujoco_rows_that_share_a_model_do_what_they_did_alone() -> None:
             assert np.array_equal(obs.astype(np.float32), out.obs["obs"][row])
             assert np.float32(reward) == out.reward[row]
         env.close()
+
+
+WRAPPED: dict[str, dict[str, Any]] = {
+    "ALE/Breakout-v5": {"frameskip": 3},
+    "InvertedPendulum-v5": {},
+    "MinAtar/Breakout": {"sticky_action_prob": 0.2},
+    "MiniGrid-Empty-5x5-v0": {},
+    "LunarLander-v3": {},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env_id", WRAPPED)
+def test_within_wrappers_an_environment_has_its_frames_protocol_and_limit(env_id: str) -> None:
+    family = find(env_id)
+    assert family is not None
+    for package in (family.requires, "cv2" if family.name == "atari" else "numpy"):
+        pytest.importorskip(package or "numpy")
+    kwargs, wrappers = WRAPPED[env_id], ["gymnasium.wrappers:RecordEpisodeStatistics"]
+    plain = EnvConfig(env=env_id, env_kwargs=kwargs, env_backend="single")
+    wrapped = EnvConfig(
+        env="sampleforge.env.wrapped:make",
+        env_kwargs={"id": env_id, "wrappers": wrappers, **kwargs},
+    )
+    found, expected = (make_vector(config, 1, [0]) for config in (wrapped, plain))
+    assert expected.spec.max_episode_steps is not None
+    assert replace(found.spec, env_id=env_id) == expected.spec
+    found.close(), expected.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "limit"),
+    [
+        ("MiniGrid-Empty-5x5-v0", {}, 100),
+        ("MiniGrid-Empty-5x5-v0", {"max_steps": 30}, 30),
+        ("dm_control/cartpole-swingup", {}, 1000),
+        ("sampleforge.env.wrapped:make", {"id": "MinAtar/Breakout", "wrappers": []}, 5000),
+    ],
+)
+def test_a_flag_above_the_own_limit_of_a_family_is_told(
+    env_id: str, kwargs: dict[str, Any], limit: int
+) -> None:
+    if env_id.startswith("dm_control/"):
+        pytest.importorskip("dm_control")
+    config = EnvConfig(env=env_id, env_kwargs=kwargs, decorrelate=False)
+    above, below = replace(config, max_episode_steps=6000), replace(config, max_episode_steps=20)
+    vector = make_vector(above, 1, [0])
+    told = shorter_limit(above, vector.spec)
+    assert told is not None and told.startswith("--max-episode-steps 6,000 has no effect: ")
+    assert f"a time limit of its own of {limit:,} steps" in told
+    assert vector.spec.max_episode_steps == limit
+    vector.close()
+    vector = make_vector(below, 1, [0])
+    assert vector.spec.max_episode_steps == 20 and shorter_limit(below, vector.spec) is None
+    vector.close()
+
+
+def test_single_environments_of_cartpole_without_velocities_have_its_limit() -> None:
+    config = EnvConfig(env="CartPoleNoVel-v1", env_backend="single", decorrelate=False)
+    vector = make_vector(config, 1, [0])
+    assert vector.spec.max_episode_steps == 500 and vector.spec.observations["obs"].shape == (2,)
+    vector.close()
 
 
 @pytest.fixture

@@ -19,9 +19,11 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import description_of
 from sampleforge.env.probe import probe
 from sampleforge.env.registry import families, make_single, make_vector
 from sampleforge.env.vector import Episode
+from sampleforge.env.wrapped import make as within_wrappers
 from tests.support.env_vectors import rollout
 from tests.support.litter import holds, living
 from tests.support.processes import StartCli, session_members
@@ -71,6 +73,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 # ---- the environment ----
+
+
+def test_within_wrappers_it_is_known_as_without() -> None:
+    wrappers = ["gymnasium.wrappers:RecordEpisodeStatistics"]
+    env = within_wrappers("VizdoomBasic-v1", wrappers, frame_skip=2)
+    described = description_of(env)
+    assert (described.frame_skip, described.max_episode_steps) == (2, 150)
+    assert "frame skip 2" in described.protocol and "cut at 150 steps" in described.protocol
+    env.close()
 
 
 @pytest.mark.long
