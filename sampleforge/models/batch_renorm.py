@@ -13,6 +13,10 @@ EPS = 1e-3
 """Added to a variance."""
 MOST_RATIO, MOST_SHIFT = 3.0, 5.0
 """Limits of r, which is also at least 1 / `MOST_RATIO`, and of d, on both sides of 0."""
+FARTHEST = 10.0
+"""Normalised numbers are clipped to +- this, before scale and shift. Those of a unit that is active
+in few rows are very large there, so that a step changes the values of these rows too much: without
+the clip the critics of most runs of BipedalWalker diverged (benchmarks/results/crossq.md)."""
 WARM_UP = 100_000
 """Batches up to which r is 1 and d is 0, as in batch normalisation: at first the running statistics
 lag far behind the weights."""
@@ -30,11 +34,11 @@ class BatchRenorm(nn.Module):
     """Batch renormalisation (Ioffe 2017, arXiv 1702.03275) of each number of [N, B, F] over B, with
     a scale and a shift of its own for each of N networks.
 
-    In training mode, x becomes (x - mean) / std * r + d by the mean and standard deviation of the
-    batch; r and d, which no gradient flows through, move it as near to what the running statistics
-    would make of it as `MOST_RATIO` and `MOST_SHIFT` allow. In evaluation mode the running
-    statistics alone are used. They take in the last batch when `follow` is called, so that a
-    learner can leave out one that it does not learn from.
+    In training mode, x becomes (x - mean) / std * r + d, clipped to +- `FARTHEST`, by the mean and
+    standard deviation of the batch; r and d, which no gradient flows through, move it as near to
+    what the running statistics would make of it as `MOST_RATIO` and `MOST_SHIFT` allow. In
+    evaluation mode the running statistics alone are used. They take in the last batch when `follow`
+    is called, so that a learner can leave out one that it does not learn from.
     """
 
     mean: Tensor
@@ -63,20 +67,18 @@ class BatchRenorm(nn.Module):
         """Return [N, B, F], normalised, float32."""
         x = x.float()
         if not self.training:
-            factor, shift = self.folded()
-            return torch.addcmul(shift, x, factor)
+            return self._scaled((x - self.mean) * (self.var + EPS).rsqrt())
         mean = x.mean(1, keepdim=True)
         centred = x - mean
         var = centred.square().mean(1, keepdim=True)  # x.var takes ten times as long
         self.batch_mean.copy_(mean.detach())
         self.batch_var.copy_(var.detach())
         by = renorm(mean, var, (self.mean, self.var), self.batches)
-        return torch.addcmul(self.bias, centred / by.std * by.r + by.d, self.weight)
+        return self._scaled(centred / by.std * by.r + by.d)
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Return what evaluation mode multiplies by, and then adds, [N, 1, F] each."""
-        factor = self.weight * (self.var + EPS).rsqrt()
-        return factor, self.bias - self.mean * factor
+    def _scaled(self, normal: Tensor) -> Tensor:
+        """Return normalised numbers, clipped, with scale and shift."""
+        return torch.addcmul(self.bias, normal.clamp(-FARTHEST, FARTHEST), self.weight)
 
     @torch.no_grad()
     def follow(self) -> None:

@@ -1,11 +1,13 @@
 """The passes of CrossQ's networks by hand.
 
 The critics see both ends of the transitions in one batch, by whose statistics all layers are
-normalised. For the loss of the policy they are normalised by the running statistics, which is the
-same as other weights.
+normalised. For the loss of the policy they are normalised by the running statistics.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from sampleforge.algorithms.critics_passes import (
     part_of_layer,
 )
 from sampleforge.algorithms.sac.learner import Drawn, SacPasses, soft_targets
-from sampleforge.models.batch_renorm import BatchRenorm, Renorm, renorm
+from sampleforge.models.batch_renorm import EPS, FARTHEST, BatchRenorm, Renorm, renorm
 from sampleforge.models.critics import Critics
 from sampleforge.models.encoders import derivative
 from sampleforge.models.mlp_passes import Layer
@@ -29,8 +31,9 @@ class CrossqPasses(SacPasses):
 
     def _make_critics(self, critics: Critics, target: Critics) -> None:
         assert target is critics
-        self._renormed = critics
-        self._joint = [JointPasses(critics, number) for number in range(critics.count)]
+        each = range(critics.count)
+        self._joint = [RenormedPasses(critics, n, BatchNorm) for n in each]
+        self._by_running = CriticsPasses([RenormedPasses(critics, n, RunningNorm) for n in each])
 
     def _fit(
         self,
@@ -50,28 +53,37 @@ class CrossqPasses(SacPasses):
         return metrics_and_sizes(found)
 
     def _for_policy(self) -> CriticsPasses:
-        folded = []
-        for (weight, bias), norm in zip(self._renormed.layers, self._renormed.renorms, strict=True):
-            factor, shift = norm.folded()
-            folded.append((weight * factor, torch.baddbmm(bias, shift, weight.transpose(1, 2))))
-        return CriticsPasses(folded, self._renormed.act)
+        return self._by_running
 
 
-class JointPasses:
-    """The passes of one of several critics, that with the index ``number``, for both ends of
-    transitions."""
+class Norm(Protocol):
+    """The passes of a `BatchRenorm` of one of several networks."""
 
-    def __init__(self, critics: Critics, number: int) -> None:
+    def __init__(self, norm: BatchRenorm, number: int) -> None: ...
+
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    def set_gradients(self, gradient: Tensor) -> None: ...
+
+    def input_gradient(self, gradient: Tensor) -> Tensor: ...
+
+
+class RenormedPasses:
+    """The passes of one of several critics, that with the index ``number``, whose layers are
+    normalised by the passes of the class ``norm``: of a joint batch of both ends of transitions, or
+    of the policy's actions."""
+
+    def __init__(self, critics: Critics, number: int, norm: type[Norm]) -> None:
         backward = derivative(critics.act)
         assert backward is not None
         self._act, self._derivative = critics.act, backward
         self._layers = [Layer(*part_of_layer(layer, number)) for layer in critics.layers]
-        self._norms = [RenormPasses(norm, number) for norm in critics.renorms]
+        self._norms: Sequence[Norm] = [norm(each, number) for each in critics.renorms]
         self._inputs: list[Tensor] = []  # of each layer
         self._outputs: list[Tensor] = []  # of each activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the values [2B] of ``x`` [2B, F + A], features beside actions."""
+        """Return the values [N] of ``x`` [N, F + A], features beside actions."""
         self._inputs, self._outputs = [], []
         for norm, layer in zip(self._norms, self._layers, strict=True):
             x = norm.forward(x)
@@ -92,13 +104,27 @@ class JointPasses:
             gradient = torch.mm(gradient, layer.weight)
             self._norms[number].set_gradients(gradient)
             if number:
-                gradient = self._norms[number].input_gradient(gradient)
-                gradient = self._derivative(gradient, self._outputs[number - 1])
+                gradient = self._before(number, gradient)
+
+    def add_input_gradient(self, by_values: Tensor, result: Tensor) -> None:
+        """Add to ``result`` [B, A] the gradient of the last inputs [B, F + A] by the actions, given
+        those of the values [B]."""
+        gradient = by_values.unsqueeze(1)
+        for number in reversed(range(len(self._layers))):
+            gradient = torch.mm(gradient, self._layers[number].weight)
+            if number:
+                gradient = self._before(number, gradient)
+        result += self._norms[0].input_gradient(gradient)[:, -result.shape[1] :]
+
+    def _before(self, number: int, gradient: Tensor) -> Tensor:
+        """Return the gradient of the outputs of the layer before that with the ``number``, given
+        that of its normalised inputs."""
+        gradient = self._norms[number].input_gradient(gradient)
+        return self._derivative(gradient, self._outputs[number - 1])
 
 
-class RenormPasses:
-    """The passes of a `BatchRenorm` of one of several networks, that with the index ``number``, in
-    training mode."""
+class BatchNorm:
+    """`Norm` by the statistics of a batch, as in training mode."""
 
     def __init__(self, norm: BatchRenorm, number: int) -> None:
         self._weight, self._bias = norm.weight.detach()[number, 0], norm.bias.detach()[number, 0]
@@ -107,8 +133,8 @@ class RenormPasses:
         self._running = norm.mean[number, 0], norm.var[number, 0]
         self._newest = norm.batch_mean[number, 0], norm.batch_var[number, 0]
         self._batches = norm.batches
-        # Of the last `forward` and `set_gradients`:
-        self._centred = self._factor = self._sum = self._of_normal = torch.empty(0)
+        # Of the last `forward`:
+        self._centred = self._normal = torch.empty(0)
         self._by = Renorm(*[torch.empty(0)] * 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,24 +145,58 @@ class RenormPasses:
         for own, new in zip(self._newest, (mean, var), strict=True):
             own.copy_(new)
         self._by = by = renorm(mean, var, self._running, self._batches)
-        self._factor = by.r * self._weight / by.std
-        return torch.addcmul(self._bias + by.d * self._weight, self._centred, self._factor)
+        normal = torch.addcmul(by.d, self._centred, by.r / by.std)
+        self._normal = normal.clamp_(-FARTHEST, FARTHEST)
+        return torch.addcmul(self._bias, self._normal, self._weight)
 
     def set_gradients(self, gradient: Tensor) -> None:
         """Set the gradients of scale and shift, given that of the first outputs [M, F] of the last
         `forward`."""
-        self._sum = gradient.sum(0)
-        self._of_normal = (gradient * self._centred[: len(gradient)]).sum(0) / self._by.std
-        self._by_weight.copy_(self._by.r * self._of_normal + self._by.d * self._sum)
-        self._by_bias.copy_(self._sum)
+        self._by_weight.copy_((gradient * self._normal[: len(gradient)]).sum(0))
+        self._by_bias.copy_(gradient.sum(0))
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient [N, F] of all inputs, given that of the first outputs [M, F], with
-        which `set_gradients` was called: also the others change the statistics. For a gradient g, 0
-        for them, and centred inputs c it is weight * r / std * (g - mean g - c / std ** 2 * mean(g
-        * c))."""
-        part = self._factor / -len(self._centred)
-        by_centred = part * self._of_normal / self._by.std
-        result = torch.addcmul(part * self._sum, self._centred, by_centred)
-        result[: len(gradient)].addcmul_(gradient, self._factor)
+        """Return the gradient [N, F] of all inputs, given that of the first outputs [M, F]: also
+        the others change the statistics. For a gradient g, 0 for the others and for what was
+        clipped, and centred inputs c it is weight * r / std * (g - mean g - c / std ** 2 * mean(g *
+        c))."""
+        rows, count = len(gradient), len(self._centred)
+        gradient = unclipped(gradient, self._normal[:rows])
+        part = self._by.r * self._weight / self._by.std
+        by_scale = (gradient * self._centred[:rows]).sum(0) / self._by.std.square()
+        result = torch.addcmul(
+            gradient.sum(0) * part / -count, self._centred, by_scale * part / -count
+        )
+        result[:rows].addcmul_(gradient, part)
         return result
+
+
+class RunningNorm:
+    """`Norm` by the running statistics, as in evaluation mode: for gradients by the inputs."""
+
+    def __init__(self, norm: BatchRenorm, number: int) -> None:
+        self._weight, self._bias = norm.weight.detach()[number, 0], norm.bias.detach()[number, 0]
+        self._mean, self._var = norm.mean[number, 0], norm.var[number, 0]
+        self._normal = self._factor = torch.empty(0)  # of the last `forward`
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs [N, F] for inputs [N, F]."""
+        self._factor = (self._var + EPS).rsqrt()
+        normal = torch.addcmul(-self._mean * self._factor, x, self._factor)
+        self._normal = normal.clamp_(-FARTHEST, FARTHEST)
+        return torch.addcmul(self._bias, self._normal, self._weight)
+
+    def set_gradients(self, gradient: Tensor) -> None:
+        """Raises NotImplementedError: nothing learns by the running statistics."""
+        raise NotImplementedError
+
+    def input_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient [N, F] of the inputs, given that of the outputs."""
+        return unclipped(gradient, self._normal) * (self._weight * self._factor)
+
+
+def unclipped(gradient: Tensor, normal: Tensor) -> Tensor:
+    """Return the gradient [N, F] of normalised numbers before they were clipped to ``normal``."""
+    # In one operation; a comparison and a choice take three.
+    passed: Tensor = torch.ops.aten.hardtanh_backward(gradient, normal, -FARTHEST, FARTHEST)
+    return passed

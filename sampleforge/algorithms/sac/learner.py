@@ -90,8 +90,8 @@ class SacPasses:
         self._make_critics(critics, target)
 
     def _make_critics(self, critics: Critics, target: Critics) -> None:
-        self._critics = CriticsPasses(critics.layers, critics.act)
-        self._target = CriticsPasses(target.layers, target.act)
+        self._critics = CriticsPasses.of(critics)
+        self._target = CriticsPasses.of(target)
 
     @torch.no_grad()
     def gradients(

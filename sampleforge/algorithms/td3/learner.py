@@ -33,8 +33,8 @@ class Td3Passes:
     ) -> None:
         self._inputs = VectorInputs(model.normaliser, model.actor)
         self._policy, self._target_policy = PolicyPasses(model), PolicyPasses(targets[0])
-        self._critics = CriticsPasses(critics.layers, critics.act)
-        self._target = CriticsPasses(targets[1].layers, targets[1].act)
+        self._critics = CriticsPasses.of(critics)
+        self._target = CriticsPasses.of(targets[1])
 
     @torch.no_grad()
     def gradients(

@@ -13,9 +13,11 @@ from torch import Tensor
 from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.experience import Share
 from sampleforge.algorithms.sac.crossq_learner import CrossqLearner
+from sampleforge.algorithms.sac.crossq_passes import BatchNorm, RunningNorm
 from sampleforge.algorithms.sac.learner import draw
 from sampleforge.models.batch_renorm import (
     EPS,
+    FARTHEST,
     MOST_RATIO,
     MOST_SHIFT,
     RATE,
@@ -36,7 +38,7 @@ def normalised(norm: Any, number: int, x: Tensor, training: bool, seen: list[Ten
     """Algorithm 1 of batch renormalisation (arXiv 1702.03275) for rows [B, F], one network."""
     usual = torch.sqrt(norm.var[number, 0] + EPS)
     if not training:
-        y = (x - norm.mean[number, 0]) / usual
+        y = ((x - norm.mean[number, 0]) / usual).clamp(-FARTHEST, FARTHEST)
         return norm.weight[number, 0] * y + norm.bias[number, 0]
     mean = sum(row for row in x) / len(x)
     var = sum((row - mean) ** 2 for row in x) / len(x)
@@ -46,7 +48,7 @@ def normalised(norm: Any, number: int, x: Tensor, training: bool, seen: list[Ten
     if float(norm.batches) >= WARM_UP:
         r = (std.detach() / usual).clamp(1 / MOST_RATIO, MOST_RATIO)
         d = ((mean.detach() - norm.mean[number, 0]) / usual).clamp(-MOST_SHIFT, MOST_SHIFT)
-    y = (x - mean) / std * r + d
+    y = ((x - mean) / std * r + d).clamp(-FARTHEST, FARTHEST)
     return norm.weight[number, 0] * y + norm.bias[number, 0]
 
 
@@ -136,6 +138,36 @@ def test_gradients_and_statistics_of_an_update_are_those_of_the_papers_sums(
                     of_batch = of_batch.clamp(max=MOST_RATIO**2 * (before[number, 0] + EPS))
                 moved = (1 - RATE) * before[number, 0] + RATE * of_batch
                 torch.testing.assert_close(new[number, 0].double(), moved, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rare_numbers_are_clipped_and_the_gradient_of_what_is_clipped_is_zero(
+    training: bool,
+) -> None:
+    """By hand as in torch. One row in 400 is 20 deviations from the others."""
+    norm = BatchRenorm(1, 3).train(training)
+    for parameter in (norm.weight, norm.bias):
+        parameter.grad = torch.zeros_like(parameter)
+        torch.nn.init.normal_(parameter)
+    norm.var.fill_(0.2)
+    x = torch.randn(1, 400, 3)
+    x[0, 7, 1], by_outputs = 1e3, torch.randn(200, 3)
+    x.requires_grad_()
+    passes = (BatchNorm if training else RunningNorm)(norm, 0)
+    outputs = norm(x)[0]
+    torch.testing.assert_close(passes.forward(x[0].detach()), outputs)
+    farthest = float((norm.bias + FARTHEST * norm.weight).detach()[0, 0, 1])
+    assert float(outputs.detach()[7, 1]) == pytest.approx(farthest, rel=1e-6)
+    half = (outputs[:200] * by_outputs).sum()  # the others have a gradient of 0
+    by_inputs, by_weight, by_bias = torch.autograd.grad(half, (x, norm.weight, norm.bias))
+    if training:
+        passes.set_gradients(by_outputs)
+        torch.testing.assert_close(norm.weight.grad, by_weight)
+        torch.testing.assert_close(norm.bias.grad, by_bias)
+    else:
+        assert by_inputs[0, 7, 1] == 0
+        by_outputs = torch.cat((by_outputs, torch.zeros_like(by_outputs)))
+    torch.testing.assert_close(passes.input_gradient(by_outputs), by_inputs[0])
 
 
 def test_a_far_number_moves_the_variance_as_little_as_the_limit_allows() -> None:
