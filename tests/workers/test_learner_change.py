@@ -117,9 +117,10 @@ def test_the_copied_learning_rate_does_not_overwrite_the_perturbed_one(driver: D
 
 
 def test_an_adapted_learning_rate_is_copied_unless_it_is_perturbed(driver: Driver) -> None:
-    donor, member = trained(1), trained(1)
+    adaptive = dataclasses.replace(CHOSEN, lr_schedule="kl_adaptive")
+    donor, member = learner_of(adaptive), learner_of(adaptive)
     tensors, plain = donor.state()
-    donor.load(tensors, {**plain, "learning_rate": 0.0625})  # that an adaptive schedule has reached
+    donor.load(tensors, {**plain, "learning_rate": 0.0625})
     driver.send(1, donor.hyperparameters(), donor, Segment(1, 2))
     driver.apply(member)
     assert member.state()[1]["learning_rate"] == 0.0625
