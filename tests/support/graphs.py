@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -69,7 +69,7 @@ def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
     return rollouts_of(build(config)[0], count)
 
 
-def rollouts_of(graph: Graph, count: int) -> Iterator[Batch]:
+def rollouts_of(graph: Graph, count: int) -> Generator[Batch, None, None]:
     """``count`` rollouts of a graph that was not started, in the order of their hand-over."""
     workers = [node.worker for node in graph.nodes if node is not graph.groups[0].learner]
     for worker in workers:

@@ -4,6 +4,7 @@ are cut, every step is there once, and cut rollouts are learned from like whole 
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
@@ -99,7 +100,13 @@ def test_every_step_is_there_once_and_from_its_own_env(
         model=dataclasses.replace(MODEL, core=core),
     )
     graph = cutting(build(chosen)[0])
-    batches = list(rollouts_of(graph, 120))
+    batches: list[Batch] = []
+    with closing(rollouts_of(graph, 2_000)) as rollouts:  # where they are cut is a matter of time
+        for batch in rollouts:
+            batches.append(batch)
+            seen = set(lengths(batches))
+            if len(batches) >= 120 and ROLLOUT in seen and len(seen) > 3:
+                break
     found = histories(batches)
     assert len(found) == (6 if splits else ROWS)
     for env, steps in found.items():
