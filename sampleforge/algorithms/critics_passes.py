@@ -9,7 +9,6 @@ values count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -79,27 +78,16 @@ class CriticPasses:
         result.index_add_(0, rows, self._hidden.input_gradient(by_output, rows, columns))
 
 
-class OnePasses(Protocol):
-    """The passes of one of several critics, such as `CriticPasses`."""
-
-    def forward(self, x: Tensor) -> Tensor: ...
-
-    def backward(self, by_values: Tensor) -> None: ...
-
-    def add_input_gradient(self, by_values: Tensor, result: Tensor) -> None: ...
-
-
 class CriticsPasses:
     """The passes of several critics; see `CriticPasses`."""
 
-    def __init__(self, each: Sequence[OnePasses]) -> None:
+    def __init__(self, each: Sequence[CriticPasses]) -> None:
         self.each = each
 
     @classmethod
     def of(cls, critics: Critics) -> CriticsPasses:
         """Return those of critics without batch renormalisation."""
-        each = [CriticPasses(critics.layers, critics.act, n) for n in range(critics.count)]
-        return cls(each)
+        return cls([CriticPasses(critics.layers, critics.act, n) for n in range(critics.count)])
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the values [N, B] of ``features`` [B, F] and ``actions`` [B, A]."""

@@ -6,14 +6,12 @@ normalised. For the loss of the policy they are normalised by the running statis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from sampleforge.algorithms.critics_learner import Drawing
 from sampleforge.algorithms.critics_passes import (
+    CriticPasses,
     CriticsPasses,
     Errors,
     metrics_and_sizes,
@@ -31,9 +29,10 @@ class CrossqPasses(SacPasses):
 
     def _make_critics(self, critics: Critics, target: Critics) -> None:
         assert target is critics
-        each = range(critics.count)
-        self._joint = [RenormedPasses(critics, n, BatchNorm) for n in each]
-        self._by_running = CriticsPasses([RenormedPasses(critics, n, RunningNorm) for n in each])
+        numbers = range(critics.count)
+        self._joint = [RenormedPasses(critics, n, BatchNorm) for n in numbers]
+        running = [RenormedPasses(critics, n, RunningNorm) for n in numbers]
+        self._by_running = CriticsPasses(running)
 
     def _fit(
         self,
@@ -56,29 +55,18 @@ class CrossqPasses(SacPasses):
         return self._by_running
 
 
-class Norm(Protocol):
-    """The passes of a `BatchRenorm` of one of several networks."""
+class RenormedPasses(CriticPasses):
+    """The passes of one of several critics whose layers are normalised: by the statistics of a
+    batch, from which it learns, or by the running ones."""
 
-    def __init__(self, norm: BatchRenorm, number: int) -> None: ...
-
-    def forward(self, x: Tensor) -> Tensor: ...
-
-    def set_gradients(self, gradient: Tensor) -> None: ...
-
-    def input_gradient(self, gradient: Tensor) -> Tensor: ...
-
-
-class RenormedPasses:
-    """The passes of one of several critics, that with the index ``number``, whose layers are
-    normalised by the passes of the class ``norm``: of a joint batch of both ends of transitions, or
-    of the policy's actions."""
-
-    def __init__(self, critics: Critics, number: int, norm: type[Norm]) -> None:
+    def __init__(
+        self, critics: Critics, number: int, norm: type[BatchNorm] | type[RunningNorm]
+    ) -> None:
         backward = derivative(critics.act)
         assert backward is not None
         self._act, self._derivative = critics.act, backward
         self._layers = [Layer(*part_of_layer(layer, number)) for layer in critics.layers]
-        self._norms: Sequence[Norm] = [norm(each, number) for each in critics.renorms]
+        self._norms = [norm(each, number) for each in critics.renorms]
         self._inputs: list[Tensor] = []  # of each layer
         self._outputs: list[Tensor] = []  # of each activation
 
@@ -102,7 +90,9 @@ class RenormedPasses:
             layer, inputs = self._layers[number], self._inputs[number]
             layer.set_gradients(gradient, inputs[: len(gradient)])
             gradient = torch.mm(gradient, layer.weight)
-            self._norms[number].set_gradients(gradient)
+            norm = self._norms[number]
+            assert isinstance(norm, BatchNorm), "nothing is learned by the running statistics"
+            norm.set_gradients(gradient)
             if number:
                 gradient = self._before(number, gradient)
 
@@ -124,7 +114,8 @@ class RenormedPasses:
 
 
 class BatchNorm:
-    """`Norm` by the statistics of a batch, as in training mode."""
+    """The passes of a `BatchRenorm` of one of several networks, that with the index ``number``, in
+    training mode."""
 
     def __init__(self, norm: BatchRenorm, number: int) -> None:
         self._weight, self._bias = norm.weight.detach()[number, 0], norm.bias.detach()[number, 0]
@@ -172,7 +163,7 @@ class BatchNorm:
 
 
 class RunningNorm:
-    """`Norm` by the running statistics, as in evaluation mode: for gradients by the inputs."""
+    """The passes of such a one in evaluation mode, for gradients of the inputs alone."""
 
     def __init__(self, norm: BatchRenorm, number: int) -> None:
         self._weight, self._bias = norm.weight.detach()[number, 0], norm.bias.detach()[number, 0]
@@ -185,10 +176,6 @@ class RunningNorm:
         normal = torch.addcmul(-self._mean * self._factor, x, self._factor)
         self._normal = normal.clamp_(-FARTHEST, FARTHEST)
         return torch.addcmul(self._bias, self._normal, self._weight)
-
-    def set_gradients(self, gradient: Tensor) -> None:
-        """Raises NotImplementedError: nothing learns by the running statistics."""
-        raise NotImplementedError
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
         """Return the gradient [N, F] of the inputs, given that of the outputs."""
