@@ -80,6 +80,7 @@ def follow(config: RanksRunConfig, world: World) -> int:
             finally:
                 runner.close()
                 ticker.close()
+                report_events(graph, world)
     except ConfigError:
         raise
     except Exception as error:
@@ -99,6 +100,14 @@ def report_fault(graph: Graph, world: World) -> bool:
             file=sys.stderr,
         )
     return text is not None
+
+
+def report_events(graph: Graph, world: World) -> None:
+    """Print the log lines of this rank that it has not sent to rank 0: those since its last
+    update."""
+    for event in graph.events.take():
+        if event.kind == "log":
+            print(f"{rank_name(world)}: {event.payload[1]}", file=sys.stderr)
 
 
 def rank_name(world: World) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from sampleforge.peers.group import RankGroup, RankLost
 from sampleforge.peers.rendezvous import StartupRendezvous, own_address, peer_mismatch
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
+from sampleforge.shared.events import Event, EventList
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.devices import backend_and_device
@@ -296,22 +298,39 @@ def test_a_board_without_its_store_does_not_hold_up_a_rank() -> None:
         board.close()
 
 
-def test_counters_and_episodes_reach_all_ranks_and_the_driver() -> None:
-    def work(group: RankGroup) -> tuple[list[float], list[EpisodeRecord]]:
+NUMBER = (1 << 62) + 12345
+"""Of an episode's statistics."""
+
+
+def test_counters_reach_all_ranks_and_episodes_and_events_the_driver() -> None:
+    def work(group: RankGroup) -> tuple[list[float], list[EpisodeRecord], list[Event]]:
         counters, played, known = Counters(("a", "b"), 3), EpisodeList(), EpisodeList()
-        metrics_sync = MetricsSync(counters, played, known if group.rank == 0 else None)
-        for _ in range(2):
+        events = EventList()
+        sync = MetricsSync(counters, played, events, known if group.rank == 0 else None)
+        for round in range(2):
             counters.row(group.rank)["a"] += 10 + group.rank
             played.extend(
-                EpisodeRecord(0, 1, at, 1.5 * group.rank, 7) for at in range(2 * group.rank)
+                EpisodeRecord(0, 1, at, 1.5 * group.rank, 7, stats=NUMBER + at)
+                for at in range(2 * group.rank)
             )
-            metrics_sync.exchange(group)
+            text = "ü" * (round + 1) * group.rank
+            events.extend([Event(f"rank {group.rank}", "log", ("warning", text))])
+            events.extend([Event("actor", "episode_stats", (NUMBER, {"score": math.inf}))])
+            sync.exchange(group)
         counters.row(group.rank)["a"] += 100  # not told yet
-        return counters.column("a").tolist(), known.take()
+        return counters.column("a").tolist(), known.take(), events.take()
 
     found = on_ranks(3, work)
     told = np.array([20.0, 22.0, 24.0])
-    for rank, (column, _) in enumerate(found):
+    for rank, (column, *_) in enumerate(found):
         assert column == (told + 100 * (np.arange(3) == rank)).tolist()
-    assert [len(known) for _, known in found] == [2 * (2 + 4), 0, 0]
-    assert found[0][1][1:3] == [EpisodeRecord(1, 1, 1, 1.5, 7), EpisodeRecord(2, 1, 0, 3.0, 7)]
+    assert [len(known) for _, known, _ in found] == [2 * (2 + 4), 0, 0]
+    assert found[0][1][1:3] == [
+        EpisodeRecord(1, 1, 1, 1.5, 7, stats=NUMBER + 1),
+        EpisodeRecord(2, 1, 0, 3.0, 7, stats=NUMBER),
+    ]
+    stats = Event("actor", "episode_stats", (NUMBER, {"score": math.inf}))
+    logs = [Event(f"rank {r}", "log", ("warning", "ü" * n * r)) for n in (1, 2) for r in (0, 1, 2)]
+    events = [each for log in logs for each in (log, stats)]
+    assert sorted(found[0][2], key=str) == sorted(events, key=str)
+    assert found[1][2] == found[2][2] == []

@@ -40,9 +40,9 @@ class ActingPlace:
     """Where a policy acts. ``generator``: of all of its random numbers, on the device on which it
     acts; ``new_seed`` is asked whether to begin anew with another seed. ``num_rows``: the agents of
     all env rows of the run. ``recorded``: what it does is recorded. ``ladder``: the exploration of
-    each of these rows, if the algorithm has one. ``progress``: of the run. ``is_trained``: the run
-    begins with a policy that another one has trained. ``given`` returns the actions of the next
-    step, leaf -> [B, ...], if they were taken before."""
+    each of these rows, if the algorithm has one. ``progress``: of the run, whose env steps so many
+    ``policies`` share. ``is_trained``: the run begins with a policy that another one has trained.
+    ``given`` returns the actions of the next step, leaf -> [B, ...], if they were taken before."""
 
     generator: torch.Generator
     new_seed: NewSeed = keep_seed
@@ -51,6 +51,7 @@ class ActingPlace:
     recorded: bool = False
     ladder: torch.Tensor | None = None
     progress: Progress | None = None
+    policies: int = 1
     is_trained: bool = False
     given: Callable[[], Mapping[str, Array]] | None = None
 

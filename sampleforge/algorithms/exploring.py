@@ -153,13 +153,12 @@ def no_extra_columns(config: Any) -> dict[str, str]:
 def uniform_first(
     config: Any, network: ActorCritic, weights: SharedWeights, place: ActingPlace, then: Chooser
 ) -> Acting:
-    """Return what acts as ``then`` chooses, once ``config.learning_starts`` env steps of the run
-    are over, or at once if the policy is trained already."""
+    """Return what acts as ``then`` chooses, once ``config.learning_starts`` env steps of each
+    policy of the run are over, or at once if the policy is trained already."""
     choose = then
     # Without the progress of a run the actions are given, see `ActingPlace`.
     if place.progress is not None and not place.is_trained:
-        choose = UniformFirst(
-            network.layout, place.generator, place.progress, config.learning_starts, then
-        )
+        until = place.policies * config.learning_starts
+        choose = UniformFirst(network.layout, place.generator, place.progress, until, then)
     interval = config.weights_refresh_interval
     return Acting(network, weights, place, choose, no_columns, refresh_interval=interval)

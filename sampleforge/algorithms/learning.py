@@ -121,9 +121,11 @@ class Learner(Protocol):
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
 
-    def change(self, new: Mapping[str, Any]) -> None:
-        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
-        change, ConfigError for a value out of range."""
+    def change(self, new: Mapping[str, Any], *, relative: bool = False) -> None:
+        """Change hyperparameters, from the next update on. ``relative``: a learning rate that the
+        learner has adapted is multiplied as its initial one is, in place of beginning at the new
+        one. Raises ValueError for a name that cannot change, ConfigError for a value out of
+        range."""
 
     def release(self) -> None:
         """Train all parts of the model from the next update on."""
@@ -278,9 +280,9 @@ class GradientLearner(Generic[Model, Config]):
         that it follows."""
         return values(self._config, self._changeable) | self._own_values
 
-    def change(self, new: Mapping[str, Any]) -> None:
-        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
-        change, ConfigError for a value out of range."""
+    def change(self, new: Mapping[str, Any], *, relative: bool = False) -> None:
+        """Change hyperparameters, from the next update on; see `Learner`. Raises ValueError for a
+        name that cannot change, ConfigError for a value out of range."""
         check_names(self.hyperparameters(), new)
         self._config = changed(self._config, self._changeable, new)
         self._learning_rate = new.get("learning_rate", self._learning_rate)

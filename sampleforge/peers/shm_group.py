@@ -174,10 +174,14 @@ class MemoryGroup:
         self.waited = 0.0
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        own = values.detach().to("cpu", torch.float64)
-        views = self._begin(own)
-        self._finish(self._count, "gathering statistics")
-        return torch.stack(views).to(values.device)
+        own = values.detach().to("cpu", torch.float64).flatten()
+        gathered = torch.empty(self.size, len(own), dtype=torch.float64)
+        most = self._memory.room // own.itemsize  # images have more statistics than gradients
+        for begin in range(0, len(own), most):
+            views = self._begin(own[begin : begin + most])
+            self._finish(self._count, "gathering statistics")
+            torch.stack(views, out=gathered[:, begin : begin + most])
+        return gathered.view(self.size, *values.shape).to(values.device)
 
     def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
         views = self._begin(tensor)

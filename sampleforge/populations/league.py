@@ -77,14 +77,17 @@ def to_remove(env_steps: Sequence[int]) -> int:
 
     ``env_steps``: when each was taken. The oldest and the newest stay; among the others, the one
     leaves whose neighbours are closest to each other (of several such, the oldest), so that the
-    pool covers the whole training evenly, however long it lasts. Raises ValueError for fewer than
-    two snapshots; of two, the older one leaves.
+    pool covers the whole training evenly, however long it lasts. Of four, where the newest but one
+    always has the closer neighbours, the second leaves once it is in the first third of the
+    training. Raises ValueError for fewer than two snapshots; of two, the older one leaves.
     """
     if len(env_steps) < 2:
         raise ValueError("a pool keeps at least one snapshot")
     if len(env_steps) == 2:
         return 0
     steps = np.asarray(env_steps, np.int64)
+    if len(steps) == 4:
+        return 1 if 3 * (steps[1] - steps[0]) < steps[3] - steps[0] else 2
     return 1 + int(np.argmin(steps[2:] - steps[:-2]))
 
 

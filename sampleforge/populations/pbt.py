@@ -322,6 +322,7 @@ class Pbt(Callback):
             member.copied_from = pending.donor
             member.copies += 1
             member.counting = "no"
+            member.statistics.forget_evaluation(member.group.weights.version)
         for event in pending.events:
             member.mutations += event["event"] == "explore"
             self._log(session, member, event["event"], {**event, "at": at})

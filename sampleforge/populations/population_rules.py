@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def rules_of(
     except ValueError as error:
         raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
     _check_bounds(bounds, perturbed)
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"takes": partial(_takes, config)}
     if flags.pbt_perturb_chance is not None:
         given["chance"] = flags.pbt_perturb_chance
     if flags.pbt_factors:
@@ -96,6 +97,18 @@ def rules_of(
         dataclasses.replace(perturbed, **given),
         first_values(initial, len(ids), rng),
     )
+
+
+def _takes(config: AnyConfig, name: str, value: Value) -> bool:
+    """Return whether a member with ``config`` can have the value; a reward-shaping number can be
+    any."""
+    if not hasattr(config, name):
+        return True
+    try:
+        dataclasses.replace(config, **{name: value})  # type: ignore[arg-type]
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_bounds(bounds: Collection[str], rule: ExploreRule) -> None:

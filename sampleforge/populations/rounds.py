@@ -12,7 +12,7 @@ generator go in, and a decision comes out.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -164,6 +164,11 @@ class Parameter:
     drawn: Bounds | None = None
 
 
+def any_value(name: str, value: Value) -> bool:
+    """Return that a hyperparameter can have any value."""
+    return True
+
+
 @dataclass(frozen=True)
 class ExploreRule:
     """How hyperparameters are perturbed. Only ``parameters`` are.
@@ -171,7 +176,8 @@ class ExploreRule:
     Each of them changes with probability ``chance``. It is then reset to its default with
     probability ``reset_chance``, else drawn anew with probability ``draw_chance``, else multiplied:
     by one of ``steps``, or, if there are none, by U[``factors``] or by the reciprocal of that.
-    Booleans are flipped instead.
+    Booleans are flipped instead. A value that the members cannot have, as ``takes`` says of a name
+    and a value, is not taken, and the old one stays.
     """
 
     chance: float
@@ -180,6 +186,7 @@ class ExploreRule:
     steps: tuple[float, ...] = ()
     reset_chance: float = 0.0
     draw_chance: float = 0.0
+    takes: Callable[[str, Value], bool] = any_value
 
 
 EXPLORE_RULES: Mapping[Variant, ExploreRule] = {
@@ -204,6 +211,13 @@ KNOWN: Mapping[str, Parameter] = {
     "vtrace_rho": Parameter((0.1, 1e2)),
     "vtrace_c": Parameter((0.1, 1e2)),
     "huber_delta": Parameter((1e-3, 1e3)),
+    "advantage_exponent": Parameter((0.0, 1e2)),
+    "max_advantage_weight": Parameter((1.0, 1e4)),
+    "return_lambda": Parameter((0.0, 1.0), complement=True),
+    "target_rate": Parameter((1e-5, 1.0)),
+    "target_entropy": Parameter(),
+    "target_noise": Parameter((0.0, 1e2)),
+    "target_noise_clip": Parameter((0.0, 1e2)),
 }
 """The perturbation of each of the learners' hyperparameters. The bounds keep a member within values
 that its learner takes."""
@@ -272,7 +286,8 @@ def explore(
     for name in sorted(set(hyperparameters) & set(rule.parameters)):
         value = hyperparameters[name]
         if value is not None and rng.random() < rule.chance:
-            perturbed[name] = _perturbed(value, rule.parameters[name], rule, rng)
+            new = _perturbed(value, rule.parameters[name], rule, rng)
+            perturbed[name] = new if rule.takes(name, new) else value
     return perturbed
 
 

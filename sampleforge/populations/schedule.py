@@ -177,6 +177,7 @@ def _change(entry: Any) -> LearnerChange:
     return LearnerChange(
         hyperparameters,
         None if segment is None else Segment(int(segment[0]), int(segment[1])),
+        relative=True,
         env_steps=int(entry["env_steps"]),
     )
 

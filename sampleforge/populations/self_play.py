@@ -100,6 +100,8 @@ class SelfPlay(Callback):
         self._in_checkpoints: deque[frozenset[int]] = deque(
             maxlen=max(1, session.config.keep_checkpoints)
         )
+        # Those of earlier checkpoints, until as many newer ones have taken their place.
+        self._in_checkpoints.append(frozenset(self._files.numbers))
         earlier = session.opened.policies[0].earlier.get(STATE)
         if earlier is not None:
             self.league.load(earlier)

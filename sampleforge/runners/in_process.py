@@ -56,7 +56,6 @@ class InProcessRunner:
         self._keeps_directory = context.keeps_directory
         self._interrupted = context.is_interrupted
         self._resources = ExitStack()
-        self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
         self._watch = Watch(
             worker.name,
@@ -105,11 +104,10 @@ class InProcessRunner:
             sleep(max(0.0, deadline - monotonic()))
 
     def _listen(self, kind: Kind, payload: Any) -> None:
-        self._events.append(Event(self._worker.name, kind, payload))
+        self._graph.events.extend([Event(self._worker.name, kind, payload)])
 
     def take_events(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
+        return self._graph.events.take()
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float, **_: Any) -> Any:
         """Return the rank's answer to a request, which comes at once."""

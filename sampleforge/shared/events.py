@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Full
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +32,21 @@ class Event(NamedTuple):
     source: str
     kind: Kind
     payload: Any
+
+
+class EventList:
+    """A queue of events within one process."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def extend(self, events: Iterable[Event]) -> None:
+        self._events += events
+
+    def take(self) -> list[Event]:
+        """Remove and return all events."""
+        events, self._events = self._events, []
+        return events
 
 
 class EventSender:

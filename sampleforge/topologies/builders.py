@@ -38,6 +38,7 @@ from sampleforge.topologies.config import (
 )
 from sampleforge.topologies.sampler_plan import SamplerPlan, nearest_minibatch
 from sampleforge.topologies.starts import ResumePoint
+from sampleforge.workers.config import PoliciesConfig
 
 NewModel = Callable[[], ActorCritic]
 NewActing = Callable[[], Acting]
@@ -137,8 +138,9 @@ def acting_maker(
 ) -> ActingMaker:
     """Return what makes the policy of an actor (inline) or policy worker. ``seeds``: of its
     actions; ``device``: on which it acts (None: `acting_device`)."""
+    config = network.config
     sizes: tuple[int, ...] = ()
-    if isinstance(network.config, SlotsRunConfig) and network.config.compile:
+    if isinstance(config, SlotsRunConfig) and config.compile:
         served = plan.num_workers if plan.inference == "worker" else 1
         shared = plan.inference == "worker" or plan.variable
         many = shared and served * plan.num_streams > 1
@@ -150,6 +152,7 @@ def acting_maker(
         recorded=plan.records,
         ladder=ladder,
         progress=progress,
+        policies=config.num_policies if isinstance(config, PoliciesConfig) else 1,
         is_trained=seeds.start.initial is not None and seeds.start.initial.has_actor,
     )
     return ActingMaker(network, weights, seeds, device or acting_device(plan), place, sizes)

@@ -20,6 +20,7 @@ from sampleforge.algorithms.learning import Learner, release_when_due
 from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
 from sampleforge.shared.counters import Counters
+from sampleforge.shared.events import Event, EventList
 from sampleforge.shared.newest import StateSnapshot
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 
@@ -115,44 +116,67 @@ class Membership:
 
 
 class MetricsSync:
-    """Copies the counters and episodes of all ranks to every rank; a rank's own row of ``counters``
-    is always current, the other rows are those of the last exchange.
+    """Copies the counters and episodes of all ranks to every rank, and their events to the one with
+    a driver. A rank's own row of ``counters`` is always current, the other rows are those of the
+    last exchange.
 
-    ``played``: the queue of this rank's actor. ``known``: the queue of all ranks' episodes, if this
-    process has a driver that reads it. All ranks call `exchange` together.
+    ``played``: the queue of this rank's actor; ``events``: its events. ``known``: the queue of all
+    ranks' episodes, if this process has a driver that reads it; it reads ``events``, too. All ranks
+    call `exchange` together.
     """
 
     def __init__(
-        self, counters: Counters, played: EpisodeList, known: EpisodeList | None = None
+        self,
+        counters: Counters,
+        played: EpisodeList,
+        events: EventList,
+        known: EpisodeList | None = None,
     ) -> None:
         self._counters = counters
         self._played = played
+        self._events = events
         self._known = known
 
     def exchange(self, group: RankGroup) -> None:
-        played = self._played.take()
+        played = self._played.take()  # before the events, which have their statistics
+        told = b"" if self._known is not None else json.dumps(self._events.take()).encode()
         row = self._counters.row(group.rank)
-        own = np.concatenate([*row.values(), [len(played)]])
+        own = np.concatenate([*row.values(), [len(told), len(played)]])
         gathered = group.all_gather(torch.from_numpy(own)).numpy()
-        self._counters.set_remote(gathered[:, :-1], keep=group.rank)
-        episodes = gathered[:, -1].astype(int).tolist()
+        self._counters.set_remote(gathered[:, :-2], keep=group.rank)
+        sizes, episodes = gathered[:, -2:].astype(int).T.tolist()
+        if max(sizes) > len("[]"):
+            self._exchange_events(group, told, sizes)
         if any(episodes):
             self._exchange_episodes(group, played, episodes)
+
+    def _exchange_events(self, group: RankGroup, told: bytes, sizes: list[int]) -> None:
+        """Send every rank's events, of so many bytes, to all ranks."""
+        words = -(-max(sizes) // 4)  # of four bytes, which a float64 holds exactly
+        own = np.frombuffer(told.ljust(4 * words), "<u4").astype(np.float64)
+        gathered = group.all_gather(torch.from_numpy(own)).numpy().astype("<u4")
+        for text, size in zip(gathered, sizes, strict=True) if self._known is not None else ():
+            if size:
+                events = json.loads(text.tobytes()[:size])
+                self._events.extend(Event(source, kind, tuple(x)) for source, kind, x in events)
 
     def _exchange_episodes(
         self, group: RankGroup, played: list[EpisodeRecord], counts: list[int]
     ) -> None:
         """Send every rank's episodes to all ranks, in messages of equal size, which collectives
         require."""
-        own = torch.zeros(max(counts), len(EpisodeRecord._fields), dtype=torch.float64)
+        own = torch.zeros(max(counts), len(EpisodeRecord._fields) + 1, dtype=torch.float64)
         for at, record in enumerate(played):
-            own[at] = torch.tensor(record, dtype=torch.float64)
+            halves = divmod(record.stats, _HALF)
+            own[at] = torch.tensor([*record._replace(stats=0), *halves][1:], dtype=torch.float64)
         gathered = group.all_gather(own.flatten()).view(group.size, *own.shape)
         if self._known is None:
             return
         for rank, count in enumerate(counts):
-            for _, split, row, ret, length, policy, *_ in gathered[rank, :count].tolist():
-                record = EpisodeRecord(rank, int(split), int(row), ret, int(length), int(policy))
+            for split, row, ret, length, policy, *_, high, low in gathered[rank, :count].tolist():
+                numbers = int(length), int(policy)
+                stats = int(high) * _HALF + int(low)
+                record = EpisodeRecord(rank, int(split), int(row), ret, *numbers, stats=stats)
                 self._known.extend([record])
 
 
@@ -196,6 +220,9 @@ def checksum(learner: Learner) -> int:
     return int.from_bytes(digest.digest()[:6], "big")
 
 
+_HALF = 1 << 31
+"""The number of an episode's statistics is sent as two numbers below this, which a float64 holds
+exactly."""
 SNAPSHOT_SHARE = 0.0025
 """Largest fraction of the first member's processor time that publishing its state may take. It is
 not a fraction of the seconds that pass, because on busy cores an update waits longer than the short

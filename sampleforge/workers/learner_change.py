@@ -37,15 +37,18 @@ class LearnerChange:
     Without ``plain``, ``tensors`` are a policy's weights, ``model/<name>``, and leave the rest of
     the state: the optimiser's moments, the hyperparameters, the random generators.
 
-    ``raised_by``: policy versions that the learner skips, at least one more than the largest policy
-    lag that is learned from, so that all experience of the weights before is stale; 0 if they stay.
-    ``env_steps``: those that have led to the weights when the change of a schedule is due.
+    ``relative``: it is one of a population, so that a learning rate that the learner has adapted is
+    multiplied, see `Learner.change`. ``raised_by``: policy versions that the learner skips, at
+    least one more than the largest policy lag that is learned from, so that all experience of the
+    weights before is stale; 0 if they stay. ``env_steps``: those that have led to the weights when
+    the change of a schedule is due.
     """
 
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     segment: Segment | None = None
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     plain: Mapping[str, Any] = field(default_factory=dict)
+    relative: bool = False
     raised_by: int = 0
     env_steps: int = 0
 
@@ -59,7 +62,8 @@ class LearnerChange:
         # Only what differs: the learning rate that a schedule of its own has reached is kept.
         before, new = learner.hyperparameters(), dict(self.hyperparameters)
         shaping = {n: v for n, v in new.items() if n.startswith(ENV_PREFIX)}
-        learner.change({n: v for n, v in new.items() if n not in shaping and v != before.get(n)})
+        new = {n: v for n, v in new.items() if n not in shaping and v != before.get(n)}
+        learner.change(new, relative=self.relative)
         learner.version = version
         learner.tag = tag | ({"shaping": tag.get("shaping", {}) | shaping} if shaping else {})
         if self.segment is not None:
@@ -123,7 +127,8 @@ class ChangesOfPopulation(ChangeSource):
                 # Two copies of a donor draw other minibatches, and have versions of their own.
                 {name: t for name, t in tensors.items() if not name.startswith(RNG)},
                 {name: value for name, value in sent["state"].items() if name != "version"},
-                0 if segment is None else self._raised_by,
+                relative=True,
+                raised_by=0 if segment is None else self._raised_by,
             ),
         )
 

@@ -69,6 +69,18 @@ def test_all_reduce_gives_the_same_bits_on_all_ranks() -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
+def test_what_is_gathered_may_need_more_than_the_room() -> None:
+    numel = LEAST_ROOM // 8 * 2 + 5
+
+    def work(group: RankGroup) -> None:
+        for round in range(3):
+            found = group.all_gather(tensor_of(group.rank, round, numel).reshape(1, numel))
+            parts = [tensor_of(rank, round, numel).double() for rank in range(2)]
+            assert torch.equal(found, torch.stack(parts).reshape(2, 1, numel))
+
+    on_ranks(2, work)
+
+
 def literal_sum(round: int, ranks: int, numel: int) -> torch.Tensor:
     """The sum of `tensor_of` all ranks, one after the other."""
     first, *others = (tensor_of(rank, round, numel) for rank in range(ranks))

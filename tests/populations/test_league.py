@@ -92,6 +92,18 @@ def test_the_pool_keeps_the_oldest_and_the_newest_and_covers_the_time_between_th
             assert max(gaps) <= 2.0 * taken * 1000 / (size - 2), kept
 
 
+def test_the_middle_one_of_three_does_not_stay_for_ever():
+    kept: list[int] = []
+    middles = set()
+    for taken in range(1000):
+        kept.append(taken)
+        if len(kept) > 3:
+            kept.pop(to_remove(kept))
+            assert kept[1] >= taken / 3 - 1
+            middles.add(kept[1])
+    assert len(middles) > 4, "a new one whenever the training is three times as long"
+
+
 def test_a_pool_of_one_keeps_the_newest():
     assert to_remove([10, 20]) == 0
     with pytest.raises(ValueError):

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from sampleforge.algorithms.config import LearnerConfig
-from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.algorithms.dqn.learner import DQN_HYPERPARAMETERS
 from sampleforge.algorithms.learning import changed, values
 from sampleforge.algorithms.ppo.config import AppoLossConfig
 from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS
@@ -36,6 +34,8 @@ from sampleforge.populations.rounds import (
     least_episodes,
     ranking,
 )
+from sampleforge.topologies.config import ALGOS
+from sampleforge.topologies.registry import pairing
 
 GAPLESS = {
     name: replace(rule, relative_gap=0.0, absolute_gap=0.0, deviation_gap=0.0)
@@ -215,8 +215,8 @@ def repeated(rule: ExploreRule, times: int, **first: Any) -> list[dict[str, Any]
 
 
 def test_every_changeable_hyperparameter_is_known() -> None:
-    names = {*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS, *DQN_HYPERPARAMETERS}
-    assert names == set(KNOWN)
+    algorithms = [pairing(config()).algorithm for config in ALGOS.values()]
+    assert {name for each in algorithms for name in each.changeable} == set(KNOWN)
 
 
 def test_factors_are_drawn_between_1_1_and_1_5_in_both_directions() -> None:
@@ -307,13 +307,24 @@ def test_a_small_window_of_episodes_is_enough_for_a_rating() -> None:
 
 
 @pytest.mark.long
-def test_values_of_the_q_learner_stay_within_what_it_takes() -> None:
-    config = DqnConfig(learning_rate=5e-4)
-    hyperparameters = values(config, DQN_HYPERPARAMETERS)
-    rule, rng = always("sample-factory", hyperparameters), np.random.default_rng(3)
-    for _ in range(1000):
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_stay_within_what_the_learner_of_each_algorithm_takes(
+    algo: str, variant: Variant
+) -> None:
+    config = ALGOS[algo]()
+    own = pairing(config).algorithm.hyperparameters(config)
+    hyperparameters = {name: 1.0 if value is None else value for name, value in own.items()}
+    rule, rng = always(variant, own, names=list(own)), np.random.default_rng(3)
+    for _ in range(300):
         hyperparameters = explore(hyperparameters, rule, rng)
-        config = changed(config, DQN_HYPERPARAMETERS, hyperparameters)
+        replace(config, **hyperparameters)  # does not raise
+
+
+def test_a_value_that_the_members_cannot_have_is_not_taken() -> None:
+    rule = replace(always("sample-factory"), takes=lambda name, value: bool(value and value <= 0.9))
+    found = {each["value_coeff"] for each in repeated(rule, 100, value_coeff=0.9)}
+    assert 0.9 in found and max(found) == 0.9 and min(found) < 0.85
 
 
 def test_booleans_flip_and_what_is_off_stays_off() -> None:

@@ -85,6 +85,16 @@ def test_a_resumed_run_continues_with_the_same_pool(tmp_path):
 
 
 @pytest.mark.long
+def test_a_resume_keeps_the_snapshots_of_earlier_checkpoints(tmp_path):
+    """One of them is used if the newest is damaged."""
+    folder = tmp_path / "run"
+    run(folder, 5000)
+    files = {path.name for path in (folder / "snapshots").iterdir()}
+    run(folder, 12_000)
+    assert files <= {path.name for path in (folder / "snapshots").iterdir()}
+
+
+@pytest.mark.long
 def test_a_lost_snapshot_leaves_the_pool_with_a_warning(tmp_path):
     folder = tmp_path / "run"
     run(folder, 5000)

@@ -116,7 +116,9 @@ def test_the_copied_learning_rate_does_not_overwrite_the_perturbed_one(driver: D
     assert metrics["learning_rate"] == 0.25
 
 
-def test_an_adapted_learning_rate_is_copied_unless_it_is_perturbed(driver: Driver) -> None:
+def test_an_adapted_learning_rate_is_copied_and_perturbed(
+    driver: Driver,
+) -> None:
     adaptive = dataclasses.replace(CHOSEN, lr_schedule="kl_adaptive")
     donor, member = learner_of(adaptive), learner_of(adaptive)
     tensors, plain = donor.state()
@@ -124,6 +126,14 @@ def test_an_adapted_learning_rate_is_copied_unless_it_is_perturbed(driver: Drive
     driver.send(1, donor.hyperparameters(), donor, Segment(1, 2))
     driver.apply(member)
     assert member.state()[1]["learning_rate"] == 0.0625
+    rate = 1.5 * member.hyperparameters()["learning_rate"]
+    for number, again in ((2, donor), (3, None)):  # with the weights of the donor, and without
+        member.change({"learning_rate": rate / 1.5})
+        member.load(*donor.state())
+        driver.send(number, {"learning_rate": rate}, again, Segment(number, 2) if again else None)
+        driver.apply(member)
+        assert member.hyperparameters()["learning_rate"] == rate
+        assert member.state()[1]["learning_rate"] == pytest.approx(1.5 * 0.0625)
 
 
 def test_a_perturbation_changes_nothing_but_hyperparameters(driver: Driver) -> None:

@@ -337,10 +337,13 @@ class PpoLearner(GradientLearner[Any, LearnerConfig]):
         that it follows."""
         return super().hyperparameters() | self._loss.hyperparameters() | self._own_values
 
-    def change(self, new: Mapping[str, Any]) -> None:
-        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
-        change, ConfigError for a value out of range."""
+    def change(self, new: Mapping[str, Any], *, relative: bool = False) -> None:
+        """Change hyperparameters, from the next update on; see `Learner`. Raises ValueError for a
+        name that cannot change, ConfigError for a value out of range."""
+        rate, initial = self._learning_rate, self._config.learning_rate
         super().change(new)
+        if relative and self._adapts_rate and "learning_rate" in new:
+            self._learning_rate = rate * new["learning_rate"] / initial
         self._tell_parts(new)
 
     def _set_scheduled(self, new: dict[str, float]) -> None:

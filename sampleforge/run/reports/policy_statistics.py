@@ -51,6 +51,11 @@ class ReturnsByExploration:
             self._returns[name].append(episode.ret)
         return third == 0
 
+    def forget(self) -> None:
+        """Forget the episodes so far."""
+        for returns in self._returns.values():
+            returns.clear()
+
     def scalars(self) -> dict[str, float]:
         """Return the mean return of each group that has episodes, by its metric's name."""
         return {n: float(np.mean(returns)) for n, returns in self._returns.items() if returns}
@@ -124,6 +129,7 @@ class PolicyStatistics:
         self._custom: dict[str, deque[float]] = {}
         self.last_evaluation: dict[str, float] = dict(earlier.get("evaluation", {}))
         """The scalars of the newest evaluation; empty before the first."""
+        self._evaluated_from = 0
         self.evaluations: deque[dict[str, float]] = deque()
         """Those of the evaluations that no report has had yet."""
 
@@ -158,6 +164,13 @@ class PolicyStatistics:
         self.of_run.clear()
         for returns in self._of_type.values():
             returns.clear()
+        if self._exploring is not None:
+            self._exploring.forget()
+
+    def forget_evaluation(self, version: int) -> None:
+        """Forget the newest evaluation: the policy has other weights since its ``version``, and an
+        evaluation of earlier ones that comes now is only reported."""
+        self._evaluated_from, self.last_evaluation = version, {}
 
     def rate(self) -> None:
         """Update the best mean, after the newest games."""
@@ -168,8 +181,10 @@ class PolicyStatistics:
     def take_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
         """Take finished evaluations; each will be in one report."""
         for evaluation in evaluations:
-            self.last_evaluation = {f"{PREFIX}{n}": v for n, v in evaluation.scalars().items()}
-            self.evaluations.append(self.last_evaluation)
+            scalars = {f"{PREFIX}{n}": v for n, v in evaluation.scalars().items()}
+            self.evaluations.append(scalars)
+            if evaluation.policy_version >= self._evaluated_from:
+                self.last_evaluation = scalars
 
     def take_custom_metrics(self, metrics: Mapping[str, float]) -> None:
         """Take the metrics that callbacks have added to an episode."""

@@ -92,6 +92,8 @@ def test_returns_are_told_apart_by_epsilon() -> None:
     assert found["return_mean_middle_third"] == 9.0
     again = ReturnsByExploration(Exploration(thirds, epsilons), 100, returns.state())
     assert again.scalars() == found, "and goes on after a resume"
+    again.forget()
+    assert again.scalars() == {}
 
 
 def test_each_row_of_a_run_has_its_epsilon() -> None:

@@ -14,7 +14,7 @@ import pytest
 from sampleforge.api import train
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.reports.statistics import PATIENCE, FirstEpisodes, RunStatistics
-from sampleforge.shared.records import EpisodeRecord
+from sampleforge.shared.records import EpisodeRecord, Evaluation
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 from tests.support.graphs import build
 
@@ -155,3 +155,21 @@ def test_a_resumed_run_may_have_another_window() -> None:
     state = ours.state(ours.policies[0])
     assert statistics(2, state).return_mean == 5.5
     assert statistics(100, state).return_mean == 3.5
+
+
+def test_an_evaluation_of_weights_that_were_replaced_rates_nothing() -> None:
+    """Also one that ends after the copy; reports have it all the same."""
+    (policy,) = statistics(4).policies
+
+    def evaluated(version: int) -> Evaluation:
+        return Evaluation(version, 100 * version, 10, float(version), 0.0, 0.0, 0.0, 1.0)
+
+    policy.take_evaluations([evaluated(7)])
+    assert policy.rating()["eval_return_mean"] == 7.0
+    policy.forget_evaluation(20)
+    assert policy.rating()["eval_return_mean"] is policy.rating()["eval_env_steps"] is None
+    policy.take_evaluations([evaluated(8)])
+    assert policy.rating()["eval_return_mean"] is None
+    policy.take_evaluations([evaluated(20)])
+    assert policy.rating()["eval_return_mean"] == 20.0
+    assert [each["eval_return_mean"] for each in policy.evaluations] == [7.0, 8.0, 20.0]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -19,6 +20,7 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.env.guard import NotFiniteError
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.callback import Callback
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec, action_specs
@@ -222,3 +224,36 @@ def test_a_trained_policy_acts_from_the_first_step(algorithm: Algorithm) -> None
         assert (spread[True] < 1e-3).all() and (spread[False] > 0.3).all(), spread
     else:
         assert not torch.equal(spread[True], spread[False])
+
+
+TAKEN: dict[str, list[float]] = {}
+"""The sizes of the actions of each policy, in their order."""
+
+
+class KeepsActions(Callback):
+    def on_rollout_end(self, rollout: Any) -> None:
+        taken = np.abs(rollout.actions["action"]).ravel().tolist()
+        TAKEN.setdefault(rollout.policy, []).extend(taken)
+
+
+def test_each_of_several_policies_acts_uniformly_in_its_own_first_steps(tmp_path: Path) -> None:
+    TAKEN.clear()
+    train(
+        Td3Config(
+            env="Pendulum-v1",
+            run_dir=str(tmp_path),
+            serial=True,
+            quiet=True,
+            seed=1,
+            num_policies=3,
+            num_workers=1,
+            learning_starts=400,
+            train_for_env_steps=1100,
+            model=ModelConfig(hidden_sizes=(8,)),
+        ),
+        callbacks=[KeepsActions()],
+    )
+    assert len(TAKEN) == 3
+    for taken in TAKEN.values():
+        # Of U(-1, 1); those of the policy that begins are near 0.
+        assert len(taken) > 300 and np.mean(taken[-100:]) == pytest.approx(0.5, abs=0.1)
