@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
@@ -18,6 +18,7 @@ from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 
 if TYPE_CHECKING:
     from sampleforge.peers.rendezvous import StartupRendezvous
+    from sampleforge.shared.events import Event
     from sampleforge.topologies.graph import Graph
 
 RANK_FIELDS = {
@@ -80,7 +81,7 @@ def follow(config: RanksRunConfig, world: World) -> int:
             finally:
                 runner.close()
                 ticker.close()
-                report_events(graph, world)
+                report_events(runner.take_events(), world)
     except ConfigError:
         raise
     except Exception as error:
@@ -102,10 +103,10 @@ def report_fault(graph: Graph, world: World) -> bool:
     return text is not None
 
 
-def report_events(graph: Graph, world: World) -> None:
-    """Print the log lines of this rank that it has not sent to rank 0: those since its last
-    update."""
-    for event in graph.events.take():
+def report_events(events: Iterable[Event], world: World) -> None:
+    """Print the log lines among the ``events`` of this rank that it has not sent to rank 0: those
+    since its last update."""
+    for event in events:
         if event.kind == "log":
             print(f"{rank_name(world)}: {event.payload[1]}", file=sys.stderr)
 

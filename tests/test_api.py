@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_a_script_without_a_main_guard_is_told_so(run_cli: RunCli, tmp_path: Pat
     (line,) = done.stderr.splitlines()
     assert line.startswith("mine.py starts a run") and "if __name__ == '__main__':" in line
     assert {path.name for path in tmp_path.iterdir()} == {"mine.py"}
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
+    """As in containers and on clusters; the environment may be an object of it."""
+    program = (
+        "import gymnasium as gym\nimport sampleforge as sf\n\n"
+        "sf.train(sf.AppoConfig(env=lambda: gym.make('CartPole-v1'), train_for_env_steps=1000, "
+        "run_dir='run'))\n"
+    )
+    command = [sys.executable, "-"]
+    done = subprocess.run(command, input=program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["env_steps"] >= 1000
 
 
 @pytest.mark.multiprocess(timeout=120)

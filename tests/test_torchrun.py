@@ -23,7 +23,7 @@ from sampleforge.peers.group import RankGroup, RankLost
 from sampleforge.peers.rendezvous import StartupRendezvous, own_address, peer_mismatch
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
-from sampleforge.shared.events import Event, EventList
+from sampleforge.shared.events import Event
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.devices import backend_and_device
@@ -305,8 +305,7 @@ NUMBER = (1 << 62) + 12345
 def test_counters_reach_all_ranks_and_episodes_and_events_the_driver() -> None:
     def work(group: RankGroup) -> tuple[list[float], list[EpisodeRecord], list[Event]]:
         counters, played, known = Counters(("a", "b"), 3), EpisodeList(), EpisodeList()
-        events = EventList()
-        sync = MetricsSync(counters, played, events, known if group.rank == 0 else None)
+        sync = MetricsSync(counters, played, known if group.rank == 0 else None)
         for round in range(2):
             counters.row(group.rank)["a"] += 10 + group.rank
             played.extend(
@@ -314,11 +313,11 @@ def test_counters_reach_all_ranks_and_episodes_and_events_the_driver() -> None:
                 for at in range(2 * group.rank)
             )
             text = "ü" * (round + 1) * group.rank
-            events.extend([Event(f"rank {group.rank}", "log", ("warning", text))])
-            events.extend([Event("actor", "episode_stats", (NUMBER, {"score": math.inf}))])
+            sync.events.extend([Event(f"rank {group.rank}", "log", ("warning", text))])
+            sync.events.extend([Event("actor", "episode_stats", (NUMBER, {"score": math.inf}))])
             sync.exchange(group)
         counters.row(group.rank)["a"] += 100  # not told yet
-        return counters.column("a").tolist(), known.take(), events.take()
+        return counters.column("a").tolist(), known.take(), sync.events.take()
 
     found = on_ranks(3, work)
     told = np.array([20.0, 22.0, 24.0])

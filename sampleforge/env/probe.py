@@ -29,7 +29,11 @@ from sampleforge.env.interface import Stage
 from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.env.user_code import keeps_directory, make_cwd_importable
 from sampleforge.runtime.causes import causes
-from sampleforge.runtime.processes import MissingMainGuard, check_main_guard
+from sampleforge.runtime.processes import (
+    MissingMainGuard,
+    check_main_guard,
+    forget_piped_main,
+)
 from sampleforge.spec import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -94,7 +98,7 @@ def probe(
     not_closed: Callable[[str], None] | None = None,
 ) -> EnvSpec:
     """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it;
-    one row, if a process can have no second one.
+    one row, if a process can have no second one. With --her the rewards of goals are tried, too.
 
     Raises EnvProbeError with the child's traceback, or with its stacks if a row's construction or
     reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. Raises
@@ -139,7 +143,8 @@ class _Tried:
         self.failed: EnvFailed | None = None
         self._made = False
         try:
-            for message in child_messages(config, PROBE, rows=rows):
+            goals = bool(getattr(config, "her", False))
+            for message in child_messages(config, PROBE, rows=rows, goals=goals):
                 self._take(message)
         except EnvFailed as error:
             if self.spec is None:
@@ -233,6 +238,7 @@ def _main_module() -> dict[str, Any]:
     __name__ == "__main__"`` would start itself for ever.
     """
     check_main_guard()
+    forget_piped_main()
     data = spawn.get_preparation_data("probe")
     return {
         name: value

@@ -3,6 +3,7 @@ in lines of JSON, of which the last one is an error or is "done"."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import importlib
@@ -20,9 +21,11 @@ from typing import Any, cast
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.given import GivenEnv
+from sampleforge.env.goals import GoalRule
 from sampleforge.env.guard import NotFiniteError
 from sampleforge.env.interface import stage, stage_of, tell_of_row, told_of_rows
 from sampleforge.env.random_play import RandomPlay
+from sampleforge.env.registry import make_single
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.runtime.processes import MissingMainGuard
 
@@ -87,10 +90,11 @@ def _imported(function: str) -> Callable[..., dict[str, Any] | None]:
 
 
 def try_rows(
-    config: EnvConfig, tell: Callable[[dict[str, Any]], None], *, rows: int
+    config: EnvConfig, tell: Callable[[dict[str, Any]], None], *, rows: int, goals: bool
 ) -> dict[str, Any]:
     """The work of the probe: tell that the first of the rows was made, then the spec of the rows
-    that were tried out, and what there is to warn of; return what their ``close`` raised."""
+    that were tried out, and what there is to warn of; return what their ``close`` raised.
+    ``goals``: rewards are computed for other goals, so that this is tried, too."""
     warnings: list[str] = []
     first = [True]  # until it is told
 
@@ -101,6 +105,9 @@ def try_rows(
 
     with told_of_rows(made):
         play = try_out(config, rows, warnings.append)
+    if goals and play.vector.spec.has_goals:
+        with contextlib.closing(make_single(config)) as env:
+            GoalRule(env, config.env)
     tell({"spec": spec_to_plain(play.vector.spec), "warnings": warnings, "stage": "closed"})
     return {"closing": close(play)}
 

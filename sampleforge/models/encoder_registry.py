@@ -79,7 +79,17 @@ def make_encoder(
     config = resolve_encoder(config, observations)
     name = config.encoder
     cls: Any = import_module_class("model.encoder", _BUILT_IN.get(name, name), nn.Module)
-    encoder: nn.Module = cls(encoded_leaves(observations), config)
+    leaves = encoded_leaves(observations)
+    try:
+        encoder: nn.Module = cls(leaves, config)
+    except Exception as error:
+        if name in _BUILT_IN or isinstance(error, ConfigError):
+            raise
+        shapes = {leaf: f"{spec.shape} {spec.dtype}" for leaf, spec in leaves.items()}
+        raise ConfigError(
+            f"--model.encoder {name}: its constructor fails for observations {shapes}: {error!r}; "
+            "correct the encoder"
+        ) from error
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")
     if name not in _BUILT_IN:

@@ -17,6 +17,7 @@ from sampleforge.populations.rounds import (
     EXPLOIT_RULES,
     ExploitRule,
     ExploreRule,
+    Takes,
     Value,
     explore_rule,
     first_values,
@@ -34,11 +35,13 @@ from sampleforge.topologies.registry import pairing
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a population, and the ``first`` hyperparameters of each member."""
+    """The rules of a population, the ``first`` hyperparameters of each member, and which values
+    members ``can_have``."""
 
     exploit: ExploitRule
     explore: ExploreRule
     first: Sequence[Mapping[str, Value]]
+    can_have: Takes
 
 
 def rules_of(
@@ -86,7 +89,7 @@ def rules_of(
     except ValueError as error:
         raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
     _check_bounds(bounds, perturbed)
-    given: dict[str, Any] = {"takes": partial(_takes, config)}
+    given: dict[str, Any] = {}
     if flags.pbt_perturb_chance is not None:
         given["chance"] = flags.pbt_perturb_chance
     if flags.pbt_factors:
@@ -96,10 +99,11 @@ def rules_of(
         _exploit_rule(flags, ids),
         dataclasses.replace(perturbed, **given),
         first_values(initial, len(ids), rng),
+        partial(takes, config),
     )
 
 
-def _takes(config: AnyConfig, name: str, value: Value) -> bool:
+def takes(config: AnyConfig, name: str, value: Value) -> bool:
     """Return whether a member with ``config`` can have the value; a reward-shaping number can be
     any."""
     if not hasattr(config, name):

@@ -164,11 +164,6 @@ class Parameter:
     drawn: Bounds | None = None
 
 
-def any_value(name: str, value: Value) -> bool:
-    """Return that a hyperparameter can have any value."""
-    return True
-
-
 @dataclass(frozen=True)
 class ExploreRule:
     """How hyperparameters are perturbed. Only ``parameters`` are.
@@ -176,8 +171,7 @@ class ExploreRule:
     Each of them changes with probability ``chance``. It is then reset to its default with
     probability ``reset_chance``, else drawn anew with probability ``draw_chance``, else multiplied:
     by one of ``steps``, or, if there are none, by U[``factors``] or by the reciprocal of that.
-    Booleans are flipped instead. A value that the members cannot have, as ``takes`` says of a name
-    and a value, is not taken, and the old one stays.
+    Booleans are flipped instead.
     """
 
     chance: float
@@ -186,7 +180,6 @@ class ExploreRule:
     steps: tuple[float, ...] = ()
     reset_chance: float = 0.0
     draw_chance: float = 0.0
-    takes: Callable[[str, Value], bool] = any_value
 
 
 EXPLORE_RULES: Mapping[Variant, ExploreRule] = {
@@ -277,17 +270,30 @@ def explore_rule(
     return replace(EXPLORE_RULES[variant], parameters=parameters)
 
 
+Takes = Callable[[str, Value], bool]
+"""Returns whether a member can have a value of the hyperparameter of that name."""
+
+
+def any_value(name: str, value: Value) -> bool:
+    """Return that a member can have the value."""
+    return True
+
+
 def explore(
-    hyperparameters: Mapping[str, Value], rule: ExploreRule, rng: np.random.Generator
+    hyperparameters: Mapping[str, Value],
+    rule: ExploreRule,
+    rng: np.random.Generator,
+    takes: Takes = any_value,
 ) -> dict[str, Value]:
     """Return the hyperparameters after a perturbation, in the same order. A value of None is an
-    option that is off, and stays so; so does 0, which has no multiples."""
+    option that is off, and stays so; so does 0, which has no multiples. In the place of a value
+    that the member does not take, the one before stays."""
     perturbed = dict(hyperparameters)
     for name in sorted(set(hyperparameters) & set(rule.parameters)):
         value = hyperparameters[name]
         if value is not None and rng.random() < rule.chance:
             new = _perturbed(value, rule.parameters[name], rule, rng)
-            perturbed[name] = new if rule.takes(name, new) else value
+            perturbed[name] = new if takes(name, new) else value
     return perturbed
 
 
@@ -398,14 +404,18 @@ def decide(
 
 
 def changed(
-    own: Member, donor: Member | None, rule: ExploreRule | None, rng: np.random.Generator
+    own: Member,
+    donor: Member | None,
+    rule: ExploreRule | None,
+    rng: np.random.Generator,
+    takes: Takes = any_value,
 ) -> tuple[dict[str, Value], list[dict[str, Any]]]:
     """Return the hyperparameters of a member after it has copied ``donor`` (None: no copy) and
     perturbed what it has then by ``rule`` (None: nothing), and the events of that: none if nothing
-    changes. The events lack what `lineage.position` returns, and what only the transport
-    knows."""
+    changes. ``takes``: see `explore`. The events lack what `lineage.position` returns, and what
+    only the transport knows."""
     before = dict((donor or own).hyperparameters)
-    after = dict(before) if rule is None else explore(before, rule, rng)
+    after = dict(before) if rule is None else explore(before, rule, rng, takes)
     events: list[dict[str, Any]] = []
     if donor is not None:
         copied = {

@@ -18,7 +18,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.learner_maker import freeze, new_state
+from sampleforge.topologies.learner_maker import check_frozen, new_state
 from sampleforge.topologies.policy_roles import PolicyRoles, roles_of_policies
 from sampleforge.topologies.registry import AnyPlan, Pairing, pairing
 from sampleforge.topologies.sampler_plan import run_device
@@ -144,7 +144,7 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
 
     frozen = frozen_starts(session.roles, session.spec, of_frozen)
     model = session.run_plan.agents[0].maker(start.seed)()  # what does not fit is refused here
-    freeze(model, session.run_plan.config.freeze)
+    check_frozen(session.run_plan.config, model)
     for name, initial in session.opened.initial.items():
         left = initial.weights(session.run_plan.new_model(name))
         if name in session.roles.trained and not session.config.sampler_only:

@@ -104,10 +104,10 @@ class InProcessRunner:
             sleep(max(0.0, deadline - monotonic()))
 
     def _listen(self, kind: Kind, payload: Any) -> None:
-        self._graph.events.extend([Event(self._worker.name, kind, payload)])
+        self._worker.events.extend([Event(self._worker.name, kind, payload)])
 
     def take_events(self) -> list[Event]:
-        return self._graph.events.take()
+        return self._worker.events.take()
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float, **_: Any) -> Any:
         """Return the rank's answer to a request, which comes at once."""

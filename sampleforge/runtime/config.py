@@ -107,11 +107,6 @@ class InitConfig(TrackingConfig):
             raise ConfigError(
                 f"--unfreeze-after {self.unfreeze_after}: no part is frozen; name it with --freeze"
             )
-        if {*self.freeze} >= {"encoder", "core", "actor"} and self.unfreeze_after is None:
-            raise ConfigError(
-                f"{typed('freeze', self.freeze)}: no part of the policy would be trained; leave "
-                "one out"
-            )
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,14 @@ def check_main_guard() -> None:
         raise MissingMainGuard
 
 
+def forget_piped_main() -> None:
+    """Have child processes import no main module if the program came through standard input: no
+    file has it, and multiprocessing would look for one named <stdin>."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) == "<stdin>":
+        del main.__file__
+
+
 def process_context() -> BaseContext:
     """Return the multiprocessing context of every SampleForge process, whose fork server has
     imported the large modules."""
@@ -115,6 +123,7 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
     those of this process. Raises MissingMainGuard in a child that is importing its parent's
     script."""
     check_main_guard()
+    forget_piped_main()
     if sys.platform == "linux":
         with _STARTING:
             _start_fork_server(modules)

@@ -38,7 +38,6 @@ from sampleforge.topologies.config import (
 )
 from sampleforge.topologies.sampler_plan import SamplerPlan, nearest_minibatch
 from sampleforge.topologies.starts import ResumePoint
-from sampleforge.workers.config import PoliciesConfig
 
 NewModel = Callable[[], ActorCritic]
 NewActing = Callable[[], Acting]
@@ -152,7 +151,7 @@ def acting_maker(
         recorded=plan.records,
         ladder=ladder,
         progress=progress,
-        policies=config.num_policies if isinstance(config, PoliciesConfig) else 1,
+        policies=getattr(config, "num_policies", 1),
         is_trained=seeds.start.initial is not None and seeds.start.initial.has_actor,
     )
     return ActingMaker(network, weights, seeds, device or acting_device(plan), place, sizes)

@@ -102,10 +102,12 @@ def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
     more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SoftConfig) else ""
     trained = config.init_from is not None and has_actor(config.init_parts)
     actions = "actions of the policy of --init-from" if trained else "uniform actions"
+    begins = f"{actions} in the first {plan.learning_starts:,} env steps"
+    if not config.is_live:
+        begins = f"the first after {plan.learning_starts:,} env steps of the data"
     return (
         f"{config.updates_per_env_step:g} update(s) of {config.batch_size} transitions per env "
-        f"step, {actions} in the first {plan.learning_starts:,} env steps, "
-        f"learning rate {config.learning_rate:g}{more}"
+        f"step, {begins}, learning rate {config.learning_rate:g}{more}"
     )
 
 

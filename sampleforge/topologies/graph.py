@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sampleforge.data.rollout_queue import RolloutQueue
@@ -20,7 +20,6 @@ from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import ClockTicker, Counters, Progress, TrainingClock
-from sampleforge.shared.events import EventList
 from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import DividedEvaluations, Episodes, Evaluations
 from sampleforge.shared.snapshots import SnapshotPool
@@ -147,8 +146,7 @@ class Recording:
 class Graph:
     """The result of a topology function: the workers of a run (``nodes``), their channels
     (``edges``), and what the runner and the session need of them. ``groups`` are the policies that
-    are trained, ``frozen`` the others. ``recording``: set if a dataset is written. ``events``: of
-    the worker in this process, under torchrun, and in rank 0 those of the other ranks."""
+    are trained, ``frozen`` the others. ``recording``: set if a dataset is written."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -161,7 +159,6 @@ class Graph:
     stop: StopFlag
     frozen: tuple[FrozenGroup, ...] = ()
     recording: Recording | None = None
-    events: EventList = field(default_factory=EventList)
 
     def prefix(self, group: PolicyGroup) -> str:
         """Return what the names of a group's metrics begin with, see `group_prefix`."""
@@ -308,10 +305,9 @@ class GraphBuilder:
         progress: Progress | None = None,
         frozen: Sequence[FrozenGroup] = (),
         recording: Recording | None = None,
-        events: EventList | None = None,
     ) -> Graph:
         """Return the graph of all added workers. ``progress`` replaces the builder's own, for a run
-        that ends by another rule; ``events``: see `Graph` (None: none so far)."""
+        that ends by another rule."""
         if recording is not None:
             what = "ranks" if self.having("rank") else "actors"
             edges = [*edges, recording.edge(what)]
@@ -328,7 +324,6 @@ class GraphBuilder:
             stop=self.stop,
             frozen=tuple(frozen),
             recording=recording,
-            events=events or EventList(),
         )
 
 

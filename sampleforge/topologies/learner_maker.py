@@ -15,8 +15,10 @@ from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
+from sampleforge.config import ConfigError, typed
 from sampleforge.models.parts import check_parts, freeze_statistics, part_of
 from sampleforge.rollouts.batch import Batches
+from sampleforge.runtime.config import InitConfig
 from sampleforge.runtime.torch_settings import limit_threads, usual_torch
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.builders import NetworkMaker, policy_seed, seeded
@@ -63,7 +65,6 @@ def make_learner(
     with seeded(start.seed + 1), usual_torch():  # what the learner alone has is drawn apart
         learner: Any = maker.algorithm.new_learner(config, network, place)
     if until is not None:
-        check_parts("freeze", config.freeze, (name for name, _ in network.named_parameters()))
         learner.hold(config.freeze, until)
     if start.resume is not None:
         start.resume.learner(learner)
@@ -72,10 +73,21 @@ def make_learner(
     return learner
 
 
+def check_frozen(config: InitConfig, network: torch.nn.Module) -> None:
+    """Raise ConfigError for a part in ``config.freeze`` that the network has not, and if nothing of
+    the policy would ever be trained."""
+    names = [name for name, _ in network.named_parameters()]
+    check_parts("freeze", config.freeze, names)
+    trained = {part_of(name) for name in names} - {"critic", *config.freeze}
+    if not trained and config.freeze and config.unfreeze_after is None:
+        raise ConfigError(
+            f"{typed('freeze', config.freeze)}: no part of the policy would be trained; leave one "
+            "out, or give --unfreeze-after N"
+        )
+
+
 def freeze(network: torch.nn.Module, parts: Collection[str]) -> None:
-    """Have the learner that is made next leave these parts of a network as they are. Raises
-    ConfigError for a part that the network has not."""
-    check_parts("freeze", parts, (name for name, _ in network.named_parameters()))
+    """Have the learner that is made next leave these parts of a network as they are."""
     for name, parameter in network.named_parameters():
         if part_of(name) in parts:
             parameter.requires_grad_(False)

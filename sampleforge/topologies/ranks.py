@@ -14,7 +14,6 @@ from sampleforge.peers.boards import GroupEpoch, RolloutBoard, StoreBoard
 from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import AgreedProgress
-from sampleforge.shared.events import EventList
 from sampleforge.shared.newest import StateSnapshot
 from sampleforge.shared.records import EpisodeList, EpisodeQueue
 from sampleforge.spec import EnvSpec
@@ -162,7 +161,7 @@ def wire_world(
     leads = world.rank == 0
     graph = GraphBuilder(config, start, hooks)
     new_model = NetworkMaker(algorithm, config, spec, start.seed)
-    played, known, events = EpisodeList(), EpisodeList(), EventList()
+    played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
     context = RankContext(
@@ -174,7 +173,7 @@ def wire_world(
         board,
         RestartInGroup(GroupEpoch(0, world.size)),  # torchrun replaces all ranks, none alone
         [graph.new_row() for _ in range(world.size)],
-        metrics_sync=MetricsSync(graph.counters, played, events, known if leads else None),
+        metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
     )
     join = rendezvous.of_group(backend, config.rank_timeout, device)
     node, exchange, weights = add_rank(context, join, world.local_rank)
@@ -200,7 +199,6 @@ def wire_world(
         ],
         episodes=known,
         progress=AgreedProgress(**vars(graph.progress), ranks=(world.rank,)),
-        events=events,
     )
     if world.attempt and leads:
         wired.counters.row(0)["restarts"] += 1

@@ -120,26 +120,25 @@ class MetricsSync:
     a driver. A rank's own row of ``counters`` is always current, the other rows are those of the
     last exchange.
 
-    ``played``: the queue of this rank's actor; ``events``: its events. ``known``: the queue of all
-    ranks' episodes, if this process has a driver that reads it; it reads ``events``, too. All ranks
-    call `exchange` together.
+    ``played``: the queue of this rank's actor; ``known``: that of all ranks' episodes, if this
+    process has a driver that reads it. ``events`` are those of this process, and where a driver
+    takes them those of all ranks. All ranks call `exchange` together.
     """
 
     def __init__(
         self,
         counters: Counters,
         played: EpisodeList,
-        events: EventList,
         known: EpisodeList | None = None,
     ) -> None:
+        self.events = EventList()
         self._counters = counters
         self._played = played
-        self._events = events
         self._known = known
 
     def exchange(self, group: RankGroup) -> None:
         played = self._played.take()  # before the events, which have their statistics
-        told = b"" if self._known is not None else json.dumps(self._events.take()).encode()
+        told = b"" if self._known is not None else json.dumps(self.events.take()).encode()
         row = self._counters.row(group.rank)
         own = np.concatenate([*row.values(), [len(told), len(played)]])
         gathered = group.all_gather(torch.from_numpy(own)).numpy()
@@ -158,7 +157,7 @@ class MetricsSync:
         for text, size in zip(gathered, sizes, strict=True) if self._known is not None else ():
             if size:
                 events = json.loads(text.tobytes()[:size])
-                self._events.extend(Event(source, kind, tuple(x)) for source, kind, x in events)
+                self.events.extend(Event(source, kind, tuple(x)) for source, kind, x in events)
 
     def _exchange_episodes(
         self, group: RankGroup, played: list[EpisodeRecord], counts: list[int]
@@ -272,6 +271,12 @@ class GroupMember:
         self._metrics_sync = metrics_sync
         self._changes = changes or ChangeFollower()
         self._published_at = self._publishing_took = 0.0  # seconds of processor time
+
+    @property
+    def events(self) -> EventList:
+        """The events of this process, where the ranks share no memory; see `MetricsSync`."""
+        assert self._metrics_sync is not None, "processes that share memory have queues"
+        return self._metrics_sync.events
 
     def start(self) -> Learner:
         """Join the group and return the learner, which averages its gradients over the group."""

@@ -11,6 +11,7 @@ from typing import Any
 from sampleforge.peers.boards import Board
 from sampleforge.peers.group import RankLost
 from sampleforge.rollouts.batch import SlotBatches
+from sampleforge.shared.events import EventList
 from sampleforge.workers.actor import END_RECORDING, ActorWorker
 from sampleforge.workers.group_member import POLL_INTERVAL, GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
@@ -143,6 +144,11 @@ class RankWorker:
         self._counters = settings.post.progress.counters
         self._wakeup = settings.post.wakeup
         self._preemption = preemption
+
+    @property
+    def events(self) -> EventList:
+        """See `GroupMember.events`."""
+        return self._member.events
 
     def recover(self) -> None:
         """Drop the rollouts of the previous life, which the group samples again."""

@@ -105,12 +105,29 @@ def ended(*nodes: Node) -> list[int]:
     return [node.process.wait() for node in nodes]
 
 
+RANKED = """
+import os
+import gymnasium as gym
+
+
+class Ranked(gym.Wrapper):
+    def step(self, action):
+        *found, info = self.env.step(action)
+        return *found, {**info, "episode_extra_stats": {"rank": float(os.environ["RANK"])}}
+
+
+def make():
+    return Ranked(gym.make("CartPole-v1"))
+"""
+
+
 @pytest.mark.multiprocess(timeout=120)
 def test_ranks_of_torchrun_train_a_killed_one_costs_nothing_and_all_end_at_the_limit(
     tmp_path: Path,
 ) -> None:
     """--debug compares the checksums of all ranks after every update."""
-    flags = ("--train-for-env-steps", "10000")
+    (tmp_path / "ranked.py").write_text(RANKED)
+    flags = ("--train-for-env-steps", "10000", "--env", "ranked:make")
     with launched(tmp_path, "--standalone --nproc-per-node 2 --max-restarts 1", *flags) as node:
         until(lambda: node.steps() > 1000, node)
         assert node.reports()[-1]["rank1_steps"] > 0, "rank 0 knows what rank 1 does"
@@ -122,6 +139,7 @@ def test_ranks_of_torchrun_train_a_killed_one_costs_nothing_and_all_end_at_the_l
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["restarts"]) == ("finished", 1), node.output
     assert 10_000 <= summary["env_steps"] <= 10_000 + 2 * 2 * 64 and summary["episodes"] > 0
+    assert 0 < node.reports()[-1]["env_rank"] < 1, "the environments of both ranks"
     assert "has restarted all ranks (1 of 1 times); training resumes at" in node.output
     assert list((tmp_path / "run" / "checkpoints").glob(f"{summary['env_steps']:012d}-*"))
 

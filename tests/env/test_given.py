@@ -15,6 +15,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import sampleforge as sf
+from sampleforge.cli import main
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.given import GivenEnv
@@ -50,6 +51,12 @@ def cell_class() -> Callable[..., gym.Env[Any, Any]]:
 
 
 Cell = cell_class()
+
+
+def named_cell() -> gym.Env[Any, Any]:
+    return Cell(limit=5)
+
+
 LOCK = threading.Lock()
 
 
@@ -189,6 +196,12 @@ def test_a_run_is_resumed_by_giving_the_object_again(tmp_path: Path) -> None:
     assert sf.load_policy(tmp_path).act([0.0])[0] in (0, 1)
     with pytest.raises(ConfigError, match="Give it again"):
         run(6000, "object:lambda")
+    # Once a module has it, commands find it by its name, and so does the next part of the run.
+    assert main(["eval", str(tmp_path), "--trust", "--episodes", "2"]) == 2
+    name = f"{__name__}:named_cell"
+    assert main(["eval", str(tmp_path), "--env", name, "--episodes", "2"]) == 0
+    assert run(6000, name).summary["env_steps"] >= 6000
+    assert f"\nenv: {name}\n" in (tmp_path / "config.yaml").read_text()
 
 
 @pytest.mark.multiprocess

@@ -444,6 +444,14 @@ class TooWide(OwnEncoder):
         self.out_features = 2
 
 
+class Elsewhere(OwnEncoder):
+    """Is made for another environment."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__(observations, config)
+        self.out_features = observations["pos"].shape[0]
+
+
 class Flat(OwnEncoder):
     """Forgets that there are rows."""
 
@@ -489,6 +497,10 @@ def test_auto_is_resolved_by_the_observations() -> None:
         (
             f"{__name__}:TooWide",
             r"shape \[rows, out_features\], here \[2, 2\], .* returned \[2, 3\]",
+        ),
+        (
+            f"{__name__}:Elsewhere",
+            r"constructor fails for observations .*'obs': .*KeyError\('pos'\)",
         ),
         (f"{__name__}:Flat", "forward fails for observations .*shapes cannot be multiplied"),
         ("nature_cnn", "no observation leaf is encoded as pixels"),

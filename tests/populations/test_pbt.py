@@ -20,7 +20,7 @@ from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
-from sampleforge.populations.population_rules import rules_of
+from sampleforge.populations.population_rules import takes
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.reports.metrics import read_metrics
@@ -336,10 +336,8 @@ def test_populations_that_cannot_be_are_refused(
 
 
 def test_a_perturbed_value_is_one_that_the_members_take() -> None:
-    rng = np.random.default_rng(1)
-    takes = rules_of(APPO, APPO, ["a", "b"], {"env.bonus": 1.0}, rng).explore.takes
-    assert takes("learning_rate", 1e-3) and not takes("learning_rate", -1e-3)
-    assert takes("env.bonus", -5.0)
+    assert takes(APPO, "learning_rate", 1e-3) and not takes(APPO, "learning_rate", -1e-3)
+    assert takes(APPO, "env.bonus", -5.0)
 
 
 @pytest.mark.parametrize(

@@ -322,8 +322,15 @@ def test_values_stay_within_what_the_learner_of_each_algorithm_takes(
 
 
 def test_a_value_that_the_members_cannot_have_is_not_taken() -> None:
-    rule = replace(always("sample-factory"), takes=lambda name, value: bool(value and value <= 0.9))
-    found = {each["value_coeff"] for each in repeated(rule, 100, value_coeff=0.9)}
+    rule, rng = always("sample-factory"), np.random.default_rng(1)
+
+    def takes(name: str, value: Value) -> bool:
+        return name == "value_coeff" and value is not None and value <= 0.9
+
+    found = {
+        float(explore({"value_coeff": 0.9}, rule, rng, takes)["value_coeff"] or 0)
+        for _ in range(100)
+    }
     assert 0.9 in found and max(found) == 0.9 and min(found) < 0.85
 
 

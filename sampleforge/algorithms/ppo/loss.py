@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -365,7 +366,10 @@ class Network:
         if len(by_values) < len(outputs[1]):
             parameters, values = outputs
             outputs = parameters[: len(by_values)], values[: len(by_values)]
-        torch.autograd.backward(outputs, (by_parameters, by_values * self._per_unit))
+        gradients = by_parameters, by_values * self._per_unit
+        # Of frozen parts alone an output has no gradient.
+        learns = [output.requires_grad for output in outputs]
+        torch.autograd.backward(list(compress(outputs, learns)), list(compress(gradients, learns)))
 
     def _output(self, index: Tensor | None) -> ModelOutput:
         of, model = self._experience, self._model

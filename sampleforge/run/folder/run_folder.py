@@ -19,7 +19,12 @@ from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.run.folder import stored_config
 from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically, writing
 from sampleforge.run.folder.lock import lock_folder
-from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
+from sampleforge.run.folder.trust import (
+    CODE_TO_ACT,
+    Trust,
+    check_places,
+    trusted,
+)
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -272,8 +277,7 @@ class RunFolder:
         """Return the config of this run as ``cls``. Raises ConfigError if it does not fit, or if
         one of the fields ``used`` names code that ``trust`` does not cover."""
         config = stored_config.read_config(self.config_file, cls)[0]
-        check_trust(self.config_file, config, trust, used)
-        return config
+        return trusted(self.config_file, config, trust, used)
 
     def write_spec(self, spec: EnvSpec) -> None:
         """Write the spec of the environment to spec.json, so that a policy can be loaded without

@@ -19,6 +19,7 @@ import yaml
 
 from sampleforge.algorithms.annealing import Annealing
 from sampleforge.config import ConfigError, from_plain, typed
+from sampleforge.env.given import PREFIX
 from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.trust import IMPORTABLE
 from sampleforge.run.folder.versions import (
@@ -356,6 +357,7 @@ def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: An
         if name not in free
         and value != old[name]
         and not (name == "seed" and value is None)  # None means the stored seed
+        and not (name == "env" and old[name].startswith(PREFIX) and not value.startswith(PREFIX))
         and (name in IMPORTABLE or chosen[name] != old[name])
         and not (_is_unset(name, value, defaults[name]) and _is_left(name, value, left_open))
     ]

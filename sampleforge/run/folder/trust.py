@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampleforge.config import ConfigError, typed
+from sampleforge.env.given import PREFIX
 from sampleforge.topologies.config_classes import config_class, names_code
 
 if TYPE_CHECKING:
     from sampleforge.run.folder.run_folder import RunFolder
     from sampleforge.topologies.config import AnyConfig
 
+C = TypeVar("C", bound=Any)
 CODE_OF_MODEL = ("model.encoder", "model.head")
 """Fields of a config, by dotted name, whose values can name code that a policy consists of."""
 CODE_TO_ACT = ("env", "env_kwargs", *CODE_OF_MODEL)
@@ -46,12 +48,13 @@ class Trust:
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_trust(
-    config_file: Path, config: Any, trust: Trust, used: Sequence[str] = CODE_TO_ACT
-) -> None:
-    """Raise ConfigError if a value of ``config``, read from ``config_file``, names code and
-    ``trust`` does not cover it, or if a repeated value differs from the stored one. Only the fields
-    ``used`` count."""
+def trusted(config_file: Path, config: C, trust: Trust, used: Sequence[str] = CODE_TO_ACT) -> C:
+    """Return ``config``, read from ``config_file``. Raises ConfigError if a value of it names code
+    and ``trust`` does not cover it, or if a repeated value differs from the stored one. Only the
+    fields ``used`` count. An environment that was a Python object, which no file holds, may be
+    given under a name: it is then that of the config."""
+    if "env" in trust.repeated and config.env.startswith(PREFIX):
+        config = replace(config, env=trust.repeated["env"])
     stored = {name: _value(config, name) for name in IMPORTABLE}
     for name, value in trust.repeated.items():
         if value != stored[name]:
@@ -60,14 +63,14 @@ def check_trust(
                 f"{stored[name]!r}; repeat that value, or leave out the flag"
             )
     if trust.everything:
-        return
+        return config
     refused = {
         name: value
         for name, value in naming_code(config, used).items()
         if name not in trust.repeated and value
     }
     if not refused:
-        return
+        return config
     lines = "\n  ".join(f"{name}: {value!r}" for name, value in refused.items())
     repeat = " ".join(typed(name, stored[name]) for name in refused)
     raise ConfigError(

@@ -67,6 +67,8 @@ GROUPS = {
         "value_scale",
         "rnd_reward",
         "grad_norm",
+        "critic_grad_norm",
+        "temperature",
         "learning_rate",
         "skipped_steps",
         "empty_minibatches",

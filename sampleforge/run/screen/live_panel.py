@@ -360,11 +360,15 @@ def _policy_losses(values: Values) -> list[Figure]:
 
 def _q_losses(values: Values) -> list[Figure]:
     get = values.get
-    return [
+    figures = [
         ("loss", number(get("loss"), ".4g")),
         ("Q", f"mean {number(get('q_mean'), '.3g')}"),
         ("TD error", f"mean {number(get('td_error_mean'), '.2g')}"),
     ]
+    if "temperature" in values:
+        entropy = number(get("entropy"), ".3f")
+        figures.append(("entropy", f"{entropy}, temperature {number(get('temperature'), '.2g')}"))
+    return figures
 
 
 STYLES: dict[State, str] = {

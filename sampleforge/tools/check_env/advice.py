@@ -170,6 +170,8 @@ def _of_env(spec: EnvSpec, values: Values) -> Iterator[str]:
     """Yield the flags that the environment needs with any algorithm."""
     if spec.max_episode_steps is None and not values.get("episodes"):
         yield from ("--max-episode-steps", str(NO_LIMIT))
+    elif spec.has_goals and (own := values.get("cut_after")):  # unknown to --her otherwise
+        yield from ("--max-episode-steps", f"{own:.0f}")
 
 
 def _command(algo: str, config: EnvConfig, preset: str, flags: list[str]) -> str:

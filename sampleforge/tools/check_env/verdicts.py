@@ -303,6 +303,8 @@ def episodes(spec: EnvSpec, played: Played) -> Finding:
     count = lengths.count
     limited = f"time limit {limit:,}" if limit is not None else "no time limit"
     values = {"episodes": float(count), "max_episode_steps": limit and float(limit)}
+    if limit is None and count == played.truncated >= 3 and lengths.low == lengths.high:
+        values["cut_after"] = lengths.high
     if not count:
         if limit is None:
             return Finding(

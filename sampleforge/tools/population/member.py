@@ -234,7 +234,8 @@ class MemberRun:
                 return
         rng = np.random.default_rng([self.rules.seed, int(self.id), self.round, 1])
         rule = self.rules.explore if change.explores else None
-        changed, events = changed_checkpoint((self._published, found[0]), donor, rule, rng)
+        own, config = (self._published, found[0]), self.job.config
+        changed, events = changed_checkpoint(own, donor, rule, rng, config)
         if changed is None:
             return
         self.store.save(

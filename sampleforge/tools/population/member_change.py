@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sampleforge.populations import rounds
 from sampleforge.populations.lineage import position
+from sampleforge.populations.population_rules import takes
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Member, MemberChange
 from sampleforge.run.folder.checkpoint import Checkpoint
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.tools.population.published import Published
+from sampleforge.topologies.config import AnyConfig
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,12 @@ def changed_checkpoint(
     donor: tuple[Published, Checkpoint] | None,
     rule: ExploreRule | None,
     rng: np.random.Generator,
+    config: AnyConfig,
 ) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
     """Return the checkpoint of a member after a change, and the events of the lineage; None if
     nothing changes. ``own``: its state at the end of the round and its newest checkpoint;
     ``donor``: what it copies, if anything; ``rule``: by which it perturbs its hyperparameters, if
-    it does.
+    it does, within what members with ``config`` can have.
 
     The version is one above both, so that no experience of before counts as current. The donor's
     random generators and episodes are not copied: seeds stay different, and the objective counts
@@ -86,7 +90,7 @@ def changed_checkpoint(
     copied = None
     if donor is not None:
         copied = replace(donor[0].as_member(), hyperparameters=hyperparameters_of(base))
-    after, events = rounds.changed(member, copied, rule, rng)
+    after, events = rounds.changed(member, copied, rule, rng, partial(takes, config))
     if not events:
         return None, []
     learned = published.learned if donor is None else donor[0].learned

@@ -48,6 +48,11 @@ def commands(env: str, **values: Any) -> list[str]:
         (BOX, {"per_s": 200.0, "observation_size": 1e5}, "--model.normalise-observations"),
         (BOX, {"per_s": 33.0, "waiting": 0.97}, "crossq --env"),
         ("tests.support.goal_envs:GoalCodeEnv", {}, "--her --no-decorrelate"),
+        (
+            "tests.support.goal_envs:GoalCodeEnv",
+            {"cut_after": 50.0},
+            "--max-episode-steps 50 --her --no-decorrelate",
+        ),
         ("tests.support.envs:MixedActionEnv", {}, "appo --env tests.support.envs:MixedActionEnv"),
         ("PaddleDuel-v0", {}, "appo --env PaddleDuel-v0"),
     ],

@@ -67,7 +67,7 @@ def changed(
     rng = np.random.default_rng(0)
     copied = (state("1", 3.0), other) if donor else None
     rule = rules.explore if explores else None
-    return changed_checkpoint((state("0", 1.0), own), copied, rule, rng)
+    return changed_checkpoint((state("0", 1.0), own), copied, rule, rng, AppoConfig())
 
 
 def test_a_copy_has_the_donor_s_weights_and_the_rest_of_its_own() -> None:
@@ -95,6 +95,7 @@ def test_the_version_is_above_both() -> None:
             (state("1", 3.0), checkpoint(other)),
             None,
             np.random.default_rng(0),
+            AppoConfig(),
         )
         assert result is not None and result.state["learner"]["version"] == 31
 
@@ -132,10 +133,10 @@ def test_a_copy_s_learner_counts_the_env_steps_that_have_led_to_its_weights() ->
     donor = replace(state("1", 3.0), learned=2700), other
     rng = np.random.default_rng(0)
     mine = replace(state("0", 1.0), learned=900), own
-    result, events = changed_checkpoint(mine, donor, RULES.explore, rng)
+    result, events = changed_checkpoint(mine, donor, RULES.explore, rng, AppoConfig())
     assert result is not None and result.state["learner"]["env_steps"] == 2700
     assert [(event["env_steps"], event["at"]) for event in events] == [(1000, 2700)] * 2
-    result, events = changed_checkpoint(mine, None, RULES.explore, rng)
+    result, events = changed_checkpoint(mine, None, RULES.explore, rng, AppoConfig())
     assert result is not None and result.state["learner"]["env_steps"] == 900
     assert events[0]["at"] == 900
 
@@ -146,7 +147,9 @@ def test_reward_shaping_numbers_are_copied_and_perturbed_with_the_rest() -> None
     rules = replace(RULES, explore=ExploreRule(1.0, {"env.bonus": Parameter()}, steps=(2.0,)))
     rng = np.random.default_rng(0)
     copied = (state("1", 3.0), other)
-    result, events = changed_checkpoint((state("0", 1.0), own), copied, rules.explore, rng)
+    result, events = changed_checkpoint(
+        (state("0", 1.0), own), copied, rules.explore, rng, AppoConfig()
+    )
     assert result is not None
     learner = result.state["learner"]
     assert learner["tag"] == {"shaping": {"env.bonus": 6.0, "env.cost": 4.0}}
@@ -162,6 +165,7 @@ def test_no_checkpoint_is_changed_in_place() -> None:
         (state("1", 3.0), other),
         RULES.explore,
         np.random.default_rng(0),
+        AppoConfig(),
     )
     assert (own.state, other.state) == before
 

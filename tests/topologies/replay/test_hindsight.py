@@ -122,3 +122,12 @@ def test_bits_are_flipped_to_the_goal_with_hindsight_alone(tmp_path: Path) -> No
 
     assert trained(her=True) > -3.5
     assert trained(her=False) < -4.5
+
+
+def test_rewards_that_do_not_follow_from_goals_are_refused_before_there_is_a_folder(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"--her: compute_reward.* failed with an empty info"):
+        train(ApexConfig(env="tests.env.test_goals:NeedsInfo", her=True, run_dir=str(run)))
+    assert not run.exists()
