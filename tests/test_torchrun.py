@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.peers.boards import StoreBoard
 from sampleforge.peers.group import RankGroup, RankLost
 from sampleforge.peers.rendezvous import StartupRendezvous, own_address, peer_mismatch
+from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.events import Event
@@ -86,11 +86,11 @@ def test_settings_that_do_not_go_with_torchrun_are_refused(config: Any, answer: 
         check_world(config, world(max_attempts=3))
 
 
-def test_each_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert backend_and_device("cuda", world(1))[::2] == ("nccl", "cuda:1")
-    assert backend_and_device("cuda", world(2, size=3))[::2] == ("gloo", "cuda:0")
-    assert backend_and_device("cpu", world(1))[::2] == ("gloo", "cpu")
+def test_each_rank_takes_the_gpu_of_its_number() -> None:
+    with assumed(Machine(cores=4, gpus=2)):
+        assert backend_and_device("cuda", world(1))[::2] == ("nccl", "cuda:1")
+        assert backend_and_device("cuda", world(2, size=3))[::2] == ("gloo", "cuda:0")
+        assert backend_and_device("cpu", world(1))[::2] == ("gloo", "cpu")
 
 
 def test_under_torchrun_the_command_refuses_algorithms_of_one_machine(
@@ -177,6 +177,8 @@ def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
         ([about(address="127.0.0.1")] * 2, None),
         ([about(), about(address="127.0.0.1")], "rank 1 .h. can be reached at 127.0.0.1 only"),
         ([about(), about(version="2")], "rank 0 .h. has version 1, but rank 1 .h. has 2; install"),
+        ([about(), about(backend="nccl")], "rank 0 .h. has backend gloo, but rank 1 .h. has nccl"),
+        ([about(backend=None), about(backend="nccl")], None),
         ([about(checkpoint=5), about()], None),
         ([about(), about(checkpoint=5)], "rank 1 .h. has a checkpoint of 5 env steps"),
     ],

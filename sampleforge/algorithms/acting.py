@@ -41,7 +41,8 @@ class ActingPlace:
     acts; ``new_seed`` is asked whether to begin anew with another seed. ``num_rows``: the agents of
     all env rows of the run. ``recorded``: what it does is recorded. ``ladder``: the exploration of
     each of these rows, if the algorithm has one. ``progress``: of the run, whose env steps so many
-    ``policies`` share. ``is_trained``: the run begins with a policy that another one has trained.
+    ``policies`` share. ``graphs``: a GPU may launch its passes as graphs. ``is_trained``: the run
+    begins with a policy that another one has trained.
     ``given`` returns the actions of the next step, leaf -> [B, ...], if they were taken before."""
 
     generator: torch.Generator
@@ -52,6 +53,7 @@ class ActingPlace:
     ladder: torch.Tensor | None = None
     progress: Progress | None = None
     policies: int = 1
+    graphs: bool = True
     is_trained: bool = False
     given: Callable[[], Mapping[str, Array]] | None = None
 
@@ -138,6 +140,11 @@ class Acting:
         self._direct = direct
         self._published = -1
         self.version = 0
+
+    @property
+    def graphs(self) -> bool:
+        """Whether a GPU may launch its passes as graphs."""
+        return self._place.graphs
 
     def refresh(self) -> None:
         """Copy newer weights, if there are any and a refresh is due. Begin the random generator

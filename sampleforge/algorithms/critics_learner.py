@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sampleforge.algorithms.captured import CapturedWork, Graphs, Outputs
 from sampleforge.algorithms.config import CriticsConfig, TargetsConfig
 from sampleforge.algorithms.critics_passes import has_passes
-from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser
+from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimiser, kept_apart
 from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update, to_floats
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
@@ -251,9 +251,10 @@ def new_critics(config: Any, place: LearnerPlace, *, renormed: bool = False) -> 
 
 def flat_data(target: nn.Module, network: nn.Module) -> list[Tensor]:
     """Return the parameters of a ``target`` network that are trained in ``network``, as flat
-    tensors, which they are views of from now on."""
+    tensors, which they are views of from now on, laid out as those of `flatten`."""
     pairs = zip(target.parameters(), network.parameters(), strict=True)
-    flat = FlatParameters(own for own, source in pairs if source.requires_grad)
+    trained = [own for own, source in pairs if source.requires_grad]
+    flat = FlatParameters(trained, kept_apart(target))
     return [chunk.data for chunk in flat.chunks]
 
 

@@ -138,9 +138,13 @@ def flatten(model: nn.Module) -> FlatParameters:
 
     On a CUDA device the weights of torch's recurrent layers stay apart: cuDNN uses them in the
     place where it has put them, and would copy them from any other in each pass."""
+    return FlatParameters((p for p in model.parameters() if p.requires_grad), kept_apart(model))
+
+
+def kept_apart(model: nn.Module) -> list[Tensor]:
+    """Return the parameters of a model that stay where they are in memory; see `flatten`."""
     recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
-    apart = [p for module in recurrent for p in module.parameters() if p.is_cuda]
-    return FlatParameters((p for p in model.parameters() if p.requires_grad), apart)
+    return [p for module in recurrent for p in module.parameters() if p.is_cuda]
 
 
 @torch.no_grad()

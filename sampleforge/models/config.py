@@ -98,6 +98,11 @@ class ModelConfig(Checked):
         """``hidden_sizes``, or their default."""
         return (64, 64) if self.hidden_sizes is None else self.hidden_sizes
 
+    @property
+    def has_own_code(self) -> bool:
+        """Whether the network has an encoder or a head of the user's own."""
+        return ":" in self.encoder or self.head is not None
+
     def has_pixels(self, observations: Mapping[str, ArraySpec]) -> bool:
         """Return whether an observation leaf is encoded as pixels."""
         return any(leaf.kind == "pixels" for leaf in self.encodings(observations).values())

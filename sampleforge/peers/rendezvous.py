@@ -214,7 +214,7 @@ def own_address(world: World) -> str:
 
 def peer_mismatch(peers: list[dict[str, Any]]) -> str | None:
     """Return the message for ranks that cannot run together, given the ``about`` of each in rank
-    order; None if they can."""
+    order, where what rank 0 has as None may differ; None if they can."""
     who = [f"rank {rank} ({about['host']})" for rank, about in enumerate(peers)]
     local = [ipaddress.ip_address(about["address"]).is_loopback for about in peers]
     if any(local) and not all(local):
@@ -229,7 +229,7 @@ def peer_mismatch(peers: list[dict[str, Any]]) -> str | None:
         "backend": "give all ranks a GPU of their own, or all --device cpu",
     }.items():
         for rank, about in enumerate(peers):
-            if about[name] != peers[0][name]:
+            if peers[0][name] not in (None, about[name]):
                 return (
                     f"{who[0]} has {name} {peers[0][name]}, but {who[rank]} has {about[name]}; "
                     f"{remedy}"

@@ -126,6 +126,7 @@ class LeadingRank(Deployment):
         algorithm, wired over these ranks."""
         from sampleforge.env.spec_json import spec_to_plain
         from sampleforge.topologies.registry import pairing_over
+        from sampleforge.topologies.sampler_plan import pays_on_gpu
 
         assert isinstance(config, RanksRunConfig)
         message = {
@@ -136,7 +137,10 @@ class LeadingRank(Deployment):
             "env_steps": start.env_steps,
             "wall_s": start.wall_s,
         }
-        self._rendezvous.lead(message, rank_info(config, self._world, self._rendezvous))
+        about = rank_info(config, self._world, self._rendezvous)
+        if config.device == "auto" and not pays_on_gpu(config, spec):
+            about["backend"] = None  # all learn on their CPUs, whatever GPUs there are
+        self._rendezvous.lead(message, about)
         return pairing_over(config, self._rendezvous)
 
     def notices(self, resumed: int | None) -> list[str]:

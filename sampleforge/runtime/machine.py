@@ -54,7 +54,10 @@ def this_machine() -> Machine:
 
     number_gpus_by_bus()
     pins = bool(cores_to_pin())
-    return Machine(len(available_cores()), torch.cuda.device_count(), pins=pins)
+    # The driver may count GPUs that this torch cannot use, if it is older than torch's CUDA.
+    gpus = torch.cuda.device_count()
+    gpus = gpus if gpus and torch.cuda.is_available() else 0
+    return Machine(len(available_cores()), gpus, pins=pins)
 
 
 @contextmanager

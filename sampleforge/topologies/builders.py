@@ -152,9 +152,17 @@ def acting_maker(
         ladder=ladder,
         progress=progress,
         policies=getattr(config, "num_policies", 1),
+        graphs=records_acting(config),
         is_trained=seeds.start.initial is not None and seeds.start.initial.has_actor,
     )
     return ActingMaker(network, weights, seeds, device or acting_device(plan), place, sizes)
+
+
+def records_acting(config: Any) -> bool:
+    """Return whether a policy on a GPU may launch its passes as graphs: as asked, by default unless
+    its network has code of the user's own, which may wait for the device."""
+    asked: bool | None = getattr(config, "cuda_graphs", None)
+    return not config.model.has_own_code if asked is None else asked
 
 
 def acting_device(plan: SamplerPlan) -> str:

@@ -115,7 +115,7 @@ def uses_cuda_graphs(config: SlotsRunConfig | ReplayRunConfig, device: str) -> b
         return False
     reasons = _obstacles(config)
     if config.cuda_graphs is None:
-        return device.startswith("cuda") and not reasons
+        return device.startswith("cuda") and not reasons and not config.model.has_own_code
     if not device.startswith("cuda"):
         raise ConfigError(
             f"--cuda-graphs: the learner is on the {device}; leave it out, or learn on a GPU "

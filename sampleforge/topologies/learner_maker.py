@@ -180,10 +180,18 @@ def learner_makers(
 
 
 def _use_graphs(config: Any, learner: Any, device: torch.device) -> None:
-    """Have a learner launch its work by graphs if it can."""
+    """Have a learner launch its work by graphs if it can: one of the user's own need not. Raises
+    ConfigError if it is asked for and cannot."""
     runs = isinstance(config, SlotsRunConfig | ReplayRunConfig)
-    if runs and uses_cuda_graphs(config, str(device)):
+    if not runs or not uses_cuda_graphs(config, str(device)):
+        return
+    if hasattr(learner, "use_graphs"):
         learner.use_graphs(CudaGraphs(device))
+    elif config.cuda_graphs:
+        raise ConfigError(
+            f"--cuda-graphs: {type(learner).__name__} has no method use_graphs(graphs); leave it "
+            "out"
+        )
 
 
 def begin_with(learner: Learner, own: Mapping[str, Any]) -> None:

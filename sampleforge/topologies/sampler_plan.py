@@ -443,8 +443,13 @@ def run_device(config: AnyConfig, spec: EnvSpec) -> str:
     where updates are heavy (SAC: 770 a second on an H200, 103 on a core beside it); otherwise the
     networks of vectors are so small that a GPU's answer takes longer than their passes. Raises
     ConfigError if the machine does not have the device."""
+    return resolve_device(config.device, on_gpu=pays_on_gpu(config, spec))
+
+
+def pays_on_gpu(config: AnyConfig, spec: EnvSpec) -> bool:
+    """Return whether auto takes a GPU where there is one."""
     image = any(config.model.has_pixels(group.observations) for group in spec.agent_groups)
-    return resolve_device(config.device, on_gpu=image or config.heavy_updates)
+    return image or config.heavy_updates
 
 
 def cores_beside_actors(config: SamplingConfig, *, synchronous: bool) -> int:

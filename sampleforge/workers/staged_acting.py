@@ -40,8 +40,8 @@ class StagedActing:
 
     On a CUDA device inputs and answers lie in page-locked memory. From the second time on that a
     number of requests is answered, its copies to the device, its step and the copies back are
-    launched at once, as a graph, if the policy has no recurrent core. ``graphs``: in the place of
-    the device's. ``spins``: the device is waited for in a loop.
+    launched at once, as a graph, if the policy has no recurrent core and `Acting.graphs` allows it.
+    ``graphs``: in the place of the device's. ``spins``: the device is waited for in a loop.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StagedActing:
         self._answers: dict[int, Acted[torch.Tensor]] = {}  # the places of those of n rows
         self._arrays: dict[int, Acted[Array]] = {}  # the same places
         self._depends_on: object = None
-        if graphs is None and self._pins and not shape.state_size:
+        if graphs is None and self._pins and not shape.state_size and acting.graphs:
             graphs = CudaGraphs(device, acting.generator)
         self._captured: CapturedWork | None = None
         if graphs is not None:

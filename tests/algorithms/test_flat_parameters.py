@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sampleforge.algorithms.critics_learner import flat_data
 from sampleforge.algorithms.flat_parameters import (
     Adam,
     FlatParameters,
@@ -167,3 +168,26 @@ def test_parameters_that_were_frozen_before_stay_as_they_are() -> None:
     model.actor.encoder.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"actor\.encoder\.weight_0, actor\.encoder\.bias_0"):
         made.update(one_batch(config()), 0.0)
+
+
+def test_a_target_network_is_laid_out_as_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CUDA device recurrent layers are apart in both."""
+
+    def apart(model: nn.Module) -> list[Tensor]:
+        return [
+            p
+            for module in model.modules()
+            if isinstance(module, nn.GRU)
+            for p in module.parameters()
+        ]
+
+    for place in ("flat_parameters", "critics_learner"):
+        monkeypatch.setattr(f"sampleforge.algorithms.{place}.kept_apart", apart)
+    network, target = (nn.Sequential(nn.GRU(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    flat = flatten(network)
+    data = flat_data(target, network)
+    assert [len(each) for each in data] == [len(chunk.data) for chunk in flat.chunks]
+    assert len(data) == 5, "four weights of the layer, and the rest"
+    torch._foreach_lerp_(data, [chunk.data for chunk in flat.chunks], 1.0)
+    for own, source in zip(target.parameters(), network.parameters(), strict=True):
+        assert torch.equal(own, source)

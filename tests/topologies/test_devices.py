@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.reports.system import gpus_of
+from sampleforge.runtime.machine import Machine, assumed, resolve_device
+from sampleforge.topologies.builders import records_acting
 from sampleforge.topologies.critics_config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.devices import uses_cuda_graphs
 from sampleforge.topologies.dqn_config import ApexConfig
+from sampleforge.topologies.learner_maker import _use_graphs
 from sampleforge.topologies.ppo_config import AppoConfig
 from sampleforge.topologies.pqn_config import PqnConfig
 
@@ -56,3 +62,43 @@ def test_graphs_are_used_on_a_gpu_if_nothing_is_said(cls: Any) -> None:
     config = cls(env="CartPole-v1")
     assert uses_cuda_graphs(config, "cuda:1") and not uses_cuda_graphs(config, "cpu")
     assert not uses_cuda_graphs(replace(config, num_learners=2), "cuda")
+
+
+def test_code_of_the_user_s_own_is_recorded_only_if_asked_for() -> None:
+    """It may wait for the device, which a graph cannot."""
+    for own in (ModelConfig(encoder="mine:Encoder"), ModelConfig(head="mine:Head")):
+        config = AppoConfig(env="CartPole-v1", model=own)
+        assert not uses_cuda_graphs(config, "cuda") and not records_acting(config)
+        assert records_acting(replace(config, cuda_graphs=True))
+    asked = replace(APPO, model=ModelConfig(encoder="mine:Encoder"))
+    assert uses_cuda_graphs(asked, "cuda")
+    assert records_acting(AppoConfig(env="CartPole-v1"))
+    assert not records_acting(replace(APPO, cuda_graphs=False))
+
+
+class Eager:
+    """A learner of the user's own."""
+
+
+def test_a_learner_that_knows_no_graphs_learns_without_them() -> None:
+    device = torch.device("cuda")
+    _use_graphs(AppoConfig(env="CartPole-v1"), Eager(), device)
+    with pytest.raises(ConfigError, match="--cuda-graphs: Eager has no method use_graphs"):
+        _use_graphs(APPO, Eager(), device)
+
+
+def test_a_gpu_that_torch_cannot_use_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver counts it, and is older than torch's CUDA."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == "cpu"
+    with pytest.raises(ConfigError, match="--device cuda: this machine shows 0 CUDA devices"):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize(("inference", "used"), [("inline", {1}), ("worker", {0, 1})])
+def test_figures_are_of_the_gpus_that_a_run_uses(inference: str, used: set[int]) -> None:
+    with assumed(Machine(cores=4, gpus=2)):
+        config = SacConfig(env="Pendulum-v1", device="cuda", learner_devices=("cuda:1",))
+        plan: Any = SimpleNamespace(device="cuda", inference=inference)
+        assert gpus_of(config, plan) == used

@@ -219,5 +219,7 @@ def gpus_of(config: AnyConfig, plan: AnyPlan) -> set[int]:
         several, learners = config.num_learners, config.learner_devices
     elif isinstance(config, RanksRunConfig):
         several = plan.num_workers
-    names = {plan.device, *(learners or member_devices(plan.device, several))}
+    names = {*(learners or member_devices(plan.device, several))}
+    if getattr(plan, "inference", None) == "worker":
+        names.add(plan.device)
     return {int(name.partition(":")[2] or 0) for name in names}
