@@ -302,8 +302,9 @@ PANELS = (
     Panel("return, mean of 100 episodes", RETURN, dots=True),
     Panel("return", RETURN, "wall_s", dots=True),
     Panel("value loss", ("value_loss",)),
-    Panel("policy loss", ("policy_loss",)),
+    Panel("policy loss", ("policy_loss", "actor_loss")),
     Panel("entropy", ("entropy",)),
+    Panel("temperature", ("temperature",), from_zero=True),
     Panel("loss", ("td_loss",)),
     Panel("mean Q-value", ("q_mean",)),
     Panel(
