@@ -42,8 +42,8 @@ class ActingPlace:
     all env rows of the run. ``recorded``: what it does is recorded. ``ladder``: the exploration of
     each of these rows, if the algorithm has one. ``progress``: of the run, whose env steps so many
     ``policies`` share. ``graphs``: a GPU may launch its passes as graphs. ``is_trained``: the run
-    begins with a policy that another one has trained.
-    ``given`` returns the actions of the next step, leaf -> [B, ...], if they were taken before."""
+    begins with a policy that another one has trained. ``given`` returns the actions of the next
+    step, leaf -> [B, ...], if they were taken before."""
 
     generator: torch.Generator
     new_seed: NewSeed = keep_seed

@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from sampleforge.config import ConfigError
 from sampleforge.env.env_code import env_code
+from sampleforge.env.interface import tell_of_row
 from sampleforge.env.vector import Array
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
@@ -95,6 +96,7 @@ class GoalRule:
         env.reset(seed=0)
         env.action_space.seed(0)
         for _ in range(_CHECKED_STEPS):
+            tell_of_row()  # a time-out is one of a step, not of all
             obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
             self._check_step(env, env_id, obs, float(reward))
             if terminated or truncated:

@@ -29,11 +29,7 @@ from sampleforge.env.interface import Stage
 from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.env.user_code import keeps_directory, make_cwd_importable
 from sampleforge.runtime.causes import causes
-from sampleforge.runtime.processes import (
-    MissingMainGuard,
-    check_main_guard,
-    forget_piped_main,
-)
+from sampleforge.runtime.processes import MissingMainGuard, check_main_guard, forget_piped_main
 from sampleforge.spec import EnvSpec
 
 log = logging.getLogger(__name__)

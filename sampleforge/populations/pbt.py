@@ -264,7 +264,7 @@ class Pbt(Callback):
                 steps = self._by_id[change.donor].env_steps  # where it has published its state
                 donor = replace(rated[change.donor], env_steps=steps)
             rule = self._rules.explore if change.explores else None
-            after, events = changed(rated[name], donor, rule, self._rng, self._rules.can_have)
+            after, events = changed(rated[name], donor, rule, self._rng, self._rules.takes)
             if not events:
                 continue
             segment, state = None, None

@@ -35,13 +35,13 @@ from sampleforge.topologies.registry import pairing
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a population, the ``first`` hyperparameters of each member, and which values
-    members ``can_have``."""
+    """The rules of a population, the ``first`` hyperparameters of each member, and which values a
+    member ``takes``."""
 
     exploit: ExploitRule
     explore: ExploreRule
     first: Sequence[Mapping[str, Value]]
-    can_have: Takes
+    takes: Takes
 
 
 def rules_of(

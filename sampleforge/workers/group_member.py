@@ -126,10 +126,7 @@ class MetricsSync:
     """
 
     def __init__(
-        self,
-        counters: Counters,
-        played: EpisodeList,
-        known: EpisodeList | None = None,
+        self, counters: Counters, played: EpisodeList, known: EpisodeList | None = None
     ) -> None:
         self.events = EventList()
         self._counters = counters

@@ -13,6 +13,7 @@ from gymnasium.wrappers import TransformReward
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.goals import GoalRule, has_goals
+from sampleforge.env.interface import told_of_rows
 from sampleforge.env.registry import make_vector
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from tests.support.goal_envs import BIT_FLIP, BitFlipEnv, GoalCodeEnv
@@ -73,6 +74,14 @@ def test_a_reward_that_does_not_follow_from_the_goals_is_refused() -> None:
         GoalRule(scaled, "Code")
     with pytest.raises(ConfigError, match=r"failed with an empty info: KeyError\('reward'\)"):
         GoalRule(NeedsInfo(), "Code")
+
+
+def test_each_step_of_the_trial_may_take_as_long_as_a_step_may() -> None:
+    """The time-out of the probe, and of a learner that starts, begins anew with each."""
+    told: list[int] = []
+    with told_of_rows(lambda: told.append(1)):
+        GoalRule(GoalCodeEnv(), "Code")
+    assert len(told) == 50
 
 
 class BonusAtTheEnd(BitFlipEnv):
