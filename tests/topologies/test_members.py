@@ -123,7 +123,7 @@ class Replaced:
         value, version = slots.extras["value"][slot], slots.version[slot]
         assert ((value == 1.0) == (version == self.OLD)).all()
         assert ((value == 7.0) == (version == self.NEW)).all(), "as by the ordinary staleness rule"
-        envs = slots.obs["obs"][slot, :-1, :, 0].astype(int)
+        envs = slots.obs["obs"][slot, :, :, 0].astype(int)  # one observation more than steps
         for t, row in np.argwhere(slots.valid[slot]).tolist():
             env, at = int(envs[t, row]), int(version[t, row])
             self.steps[at] += 1
@@ -134,7 +134,7 @@ class Replaced:
                 self.later_envs.add(env)
         # The step that makes the environments anew is no experience, and ends their episodes.
         anew = envs[1:] != envs[:-1]
-        assert not slots.valid[slot][:-1][anew].any() and slots.truncated[slot][:-1][anew].all()
+        assert not slots.valid[slot][anew].any() and slots.truncated[slot][anew].all()
         self.dropped += int(anew.sum())
 
 
