@@ -96,7 +96,8 @@ def evaluate(
     In a multi-agent environment it plays all agents with its spaces, and the first policies of the
     other groups of agents play those.
 
-    The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
+    The same seed gives the same episodes; None means the seed of the run's own evaluator, or, if
+    the episodes are recorded behind others, another one. Return
     ``returns``, the return of each episode, and the values that `sampleforge eval` prints:
     return_mean, return_std, return_min, return_max, episodes, length_mean, episodes_cut (by a limit
     that the environment itself does not have), stochastic, seed, env_steps (of the checkpoint).
@@ -107,7 +108,10 @@ def evaluate(
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)
     config = trusted_config(folder, trust)
-    seed = evaluation_seed(config.seed or 0) if seed is None else seed
+    if seed is None:
+        seed = evaluation_seed(config.seed or 0)
+        if observers.recorder is not None:
+            seed += observers.recorder.stored  # else it would play the same episodes again
     env, limit = _with_limit(config, max_episode_steps)
     count = episodes or EPISODES
     with ExitStack() as resources:
@@ -239,8 +243,21 @@ def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | 
 
 
 def _play(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool) -> None:
-    """Play until the player is done, and the episodes are recorded. ``choose``: choose the number
-    of episodes by the duration of the first ones."""
+    """Play until the player is done, and the episodes are recorded; if that is broken off, those
+    that have ended are. ``choose``: choose the number of episodes by the duration of the first
+    ones."""
+    recorder = observers.recorder
+    try:
+        _play_episodes(player, env, observers, choose=choose)
+        if recorder is not None:
+            recorder.finish()
+    except BaseException:
+        if recorder is not None:
+            recorder.break_off()
+        raise
+
+
+def _play_episodes(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool) -> None:
     display, clock = observers.display, observers.clock
     started, next_look = clock(), 0.0
     while not player.done:
@@ -256,8 +273,6 @@ def _play(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool
         display.progress(player.num_played, player.episodes, player.return_mean)
     if choose:  # all episodes ended before the first update of the display
         display.message(_choose(player, env, clock() - started), "info")
-    if observers.recorder is not None:
-        observers.recorder.finish()
 
 
 def _choose(player: EpisodePlayer, env: str, took: float) -> str:

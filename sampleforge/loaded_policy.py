@@ -220,12 +220,15 @@ def _as_declared(name: str, space: gym.Space[Any], value: Any) -> tuple[Array, i
         raise ValueError(f"{where} is of dtype {array.dtype}, expected {dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype, copy=False)
-    if not np.isfinite(cast).all():
-        raise ValueError(f"{where} holds {array[~np.isfinite(cast)][0]}, but must be finite")
+        seen = cast.astype(np.float32) if dtype.kind == "f" else cast  # by the network
+    if not np.isfinite(seen).all():
+        raise ValueError(
+            f"{where} holds {array[~np.isfinite(seen)][0]}, but must be finite as float32"
+        )
     if dtype.kind != "f" and not np.array_equal(cast, array):
         at = np.argwhere(cast != array)[0].tolist()
         raise ValueError(f"{where} holds {array[tuple(at)]} at {at}, which is no {dtype}")
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         for each in cast[None] if batch is None else cast:
             if not space.contains(each):
                 raise ValueError(f"{where} is {each.tolist()}, but must be in {space}")

@@ -324,7 +324,19 @@ class _EpisodeReader:
         for kind, columns in (("observation", read.observations), ("action", read.actions)):
             _check_finite(**{f"{kind} leaf {name!r}": leaf for name, leaf in columns.items()})
         _check_finite(rewards=read.rewards, log_prob=read.log_probs)
+        self._check_values(read)
         return read
+
+    def _check_values(self, read: StoredEpisode) -> None:
+        """Raise ValueError for a category that there is not, and for an end that is not the last
+        step."""
+        for name, leaf in read.observations.items():
+            _check_categories(f"observation leaf {name!r}", leaf, self._found.observations[name])
+        for name, leaf in read.actions.items():
+            _check_categories(f"action leaf {name!r}", leaf, self._wanted.actions[name])
+        ends = np.flatnonzero(read.terminations[:-1] | read.truncations[:-1])
+        if len(ends):
+            raise ValueError(f"step {ends[0]} of {len(read)} ends it, but more steps follow")
 
     def _info(
         self, infos: Mapping[str, Any], name: str, dtype: Any, steps: int, units: bool = False
@@ -402,6 +414,22 @@ def _check_finite(**columns: Array | None) -> None:
             step, *at = np.argwhere(~np.isfinite(column))[0].tolist()
             where = f" at {at}" if at else ""
             raise ValueError(f"{name} is {column[(step, *at)]}{where} in step {step}")
+
+
+def _check_categories(name: str, column: Array, spec: ArraySpec | ActionSpec) -> None:
+    """Raise ValueError if a column [T, ...] of categories, counted from 0, has one that is not in
+    the space."""
+    if not spec.categories:
+        return
+    count = np.reshape(spec.categories, spec.shape if len(spec.categories) > 1 else ())
+    wrong = np.argwhere((column < 0) | (column >= count))
+    if len(wrong):
+        step, *at = wrong[0].tolist()
+        where = f" at {at}" if at else ""
+        raise ValueError(
+            f"{name}{where} is category {column[(step, *at)]} (from 0 on) in step {step}, but "
+            f"there are {_sizes(spec.categories)}"
+        )
 
 
 def stacked(frames: Array, leaf: ArraySpec, before: Array | None) -> Array:

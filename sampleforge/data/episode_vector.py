@@ -14,7 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.data.dataset import OfflineDataset, StoredEpisode, stacked
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.env.vector import Episode as PlayedEpisode
-from sampleforge.spec import EnvSpec
+from sampleforge.spec import ActionSpec, EnvSpec
 
 
 class ShuffleBuffer:
@@ -66,7 +66,7 @@ Array = npt.NDArray[Any]
 
 class EpisodeVector(EnvVector):
     """``num_rows`` rows that each play one episode of ``buffer`` after the other. A step is the one
-    that was recorded, whatever actions are sent: `actions` are those that it was taken with.
+    that was recorded, whatever actions are sent: `actions` are those that the environment took.
 
     An episode that goes on in another part, or whose end was not recorded, ends with a truncation,
     so that its last observation is bootstrapped from. Before a part that begins within an episode,
@@ -132,11 +132,22 @@ class EpisodeVector(EnvVector):
         return _Play(self._buffer.next(), self.spec)
 
 
+def _taken(spec: ActionSpec, actions: Array) -> Array:
+    """Return the actions [T, ...] of a leaf as the environment took them: a policy may have drawn
+    Box actions beyond their bounds, and what followed is that of the bound."""
+    if spec.kind != "box":
+        return actions
+    low, high = (np.reshape(bound, spec.shape) for bound in (spec.low, spec.high))
+    clipped: Array = np.clip(actions, low, high).astype(actions.dtype, copy=False)
+    return clipped
+
+
 class _Play:
     """An episode, and the step ``t`` that it is at; below 0 in the frames before it."""
 
     def __init__(self, episode: StoredEpisode, spec: EnvSpec) -> None:
         self._episode = episode
+        self._actions = {n: _taken(spec.actions[n], leaf) for n, leaf in episode.actions.items()}
         self._before: dict[str, Array] = {}
         depths = {n: leaf.shape[0] for n, leaf in spec.observations.items() if leaf.stack}
         self.t = 0 if episode.begins or not depths else 1 - max(depths.values())
@@ -154,7 +165,7 @@ class _Play:
     def action(self) -> dict[str, Array] | None:
         if self.t < 0 or self.ended:
             return None
-        return {name: leaf[self.t] for name, leaf in self._episode.actions.items()}
+        return {name: leaf[self.t] for name, leaf in self._actions.items()}
 
     def step(self) -> tuple[float, bool, bool]:
         """Take a step; return its reward, and whether it terminated and truncated the episode."""

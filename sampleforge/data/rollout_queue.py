@@ -179,9 +179,14 @@ class RolloutQueue:
         it held are lost, and counted. Called by the recorder."""
         held = self.state["held"]
         if self.state["records"][0]:
-            lost = self.state["lost"]
-            lost += Dropped(lost_episodes=int(held[0]), breaks=1)
+            self.lose(int(held[0]))
         held[0], self.state["records"][0] = 0, True
+
+    def lose(self, episodes: int) -> None:
+        """Note that the recording was broken off, and how many episodes that lost. Called by the
+        recorder."""
+        lost = self.state["lost"]
+        lost += Dropped(lost_episodes=episodes, breaks=1)
 
     def hold(self, episodes: int) -> None:
         """Note how many episodes would be lost if the recorder was killed now: those that it has

@@ -39,11 +39,14 @@ from sampleforge.data.stored_episodes import Hdf5Files
 from sampleforge.env.adapter import ActionAdapter, offset
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.ops.distributions import ActionDistribution
+from sampleforge.runtime.folder_lock import lock_when_free
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, leaves
 
 Compression = Literal["none", "lzf", "gzip"]
 CHUNK_BYTES = 1 << 19
 """Uncompressed size of the blocks that compressed arrays are stored in."""
+LOCKS = "the dataset"
+"""What the message about a folder that another one writes into calls the folder."""
 _PART = re.compile(r"part-(\d{6,})\.hdf5")
 _WRITTEN = ("reward", "terminated", "truncated")
 NONE_DROPPED = fields.Dropped()
@@ -130,6 +133,8 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
                 "uses / as its separator; rename it in the environment"
             )
     data = folder / "data"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give the folder of a dataset, or a new one")
     if not (data / fields.METADATA_FILE).exists():
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
@@ -137,6 +142,8 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
                 "another folder"
             )
         return
+    if os.access(folder, os.W_OK):  # else its writer says why it cannot write
+        os.close(lock_when_free(folder, LOCKS))
     found = open_dataset(folder).recorded
     if found is None:
         raise ConfigError(
@@ -150,10 +157,11 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
         raise ConfigError(f"{folder} cannot be recorded into: {error}; give another folder") from (
             error
         )
-    if spec_to_plain(found) != spec_to_plain(spec):
+    before, now = spec_to_plain(found), spec_to_plain(spec)
+    if other := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
         raise ConfigError(
             f"{folder} holds a dataset of {found.env_id} with other spaces or settings than "
-            f"{spec.env_id} has here; give another folder"
+            f"{spec.env_id} has here ({', '.join(other)}); give another folder"
         )
 
 
@@ -188,7 +196,8 @@ def _totals(data: Path) -> tuple[int, int]:
 class DatasetWriter:
     """Writes episodes into ``folder``, behind those of earlier writers. `check_folder` comes first.
 
-    ``steps``, ``episodes`` and ``nbytes`` count what this writer has written into closed segments;
+    No other writer can open the folder until `release`, or the end of this process. ``steps``,
+    ``episodes`` and ``nbytes`` count what this writer has written into closed segments;
     ``size``: bytes of the whole dataset without the open segment; ``age``: seconds since the first
     episode of the open segment. ``dropped``: what this recording has dropped so far, and
     ``goes_on``: whether more is to come; set them.
@@ -215,6 +224,9 @@ class DatasetWriter:
         self.dropped = fields.Dropped()
         self.goes_on = False
         self._told = (self.dropped, self.goes_on)
+        self._lock: int | None = None
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_when_free(folder, LOCKS)
         self._open()
         self.size = sum(each.stat().st_size for each in self._data.iterdir())
 
@@ -271,6 +283,12 @@ class DatasetWriter:
         self.size += size
         self._in_segment.clear()
 
+    def release(self) -> None:
+        """Let other writers open the folder. Nothing more can be written."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
     def abandon(self) -> None:
         """Drop the open segment, after an error."""
         with suppress(RuntimeError, OSError):
@@ -285,7 +303,6 @@ class DatasetWriter:
         """Continue the dataset in the folder, or begin one. A segment that an earlier writer has
         closed and not linked is linked; one that it left open is removed."""
         h5py = _h5py()
-        self._data.mkdir(parents=True, exist_ok=True)
         for left in self._data.glob(".*.tmp"):
             left.unlink()
         index = self._data / fields.MAIN_FILE

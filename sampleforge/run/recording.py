@@ -14,6 +14,8 @@ import numpy as np
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.data.assembler import EpisodeAssembler, RecordedEpisode
+from sampleforge.data.dataset import open_dataset
+from sampleforge.data.minari_format import Dropped
 from sampleforge.data.rollout_queue import RecordedRollout, Rollout
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.env.vector import Array, EnvVector, StepOut
@@ -24,6 +26,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.graph import Recording
 from sampleforge.workers.actor import END_RECORDING
 from sampleforge.workers.episode_player import EpisodePlayer, EpisodePolicy
+from sampleforge.workers.recorder import SEGMENT_S
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
@@ -94,6 +97,14 @@ class PlayRecorder:
         self._squashed = squashed
         self.written = {"episodes": 0, "steps": 0}
 
+    @property
+    def stored(self) -> int:
+        """Number of episodes that the dataset has already; 0 if it cannot be read."""
+        with suppress(ConfigError):
+            if self._folder.exists():
+                return open_dataset(self._folder).num_episodes
+        return 0
+
     def follow(
         self,
         player: EpisodePlayer,
@@ -114,6 +125,8 @@ class PlayRecorder:
         dropped = stored_dropped(self._folder)
         form = DatasetFormat(spec, self._algorithm, squashed=self._squashed, dropped=dropped)
         self._writer = DatasetWriter(self._folder, form)
+        self._writer.goes_on = True  # until the end: if this is killed, the dataset says so
+        self._writer.close_segment()  # it has none
         self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
         self._player = player
         self._policy = policy if isinstance(policy, FrozenPolicy) else None
@@ -151,17 +164,30 @@ class PlayRecorder:
         for episode in self._assembler.add(RecordedRollout(0, about, {**columns, **self._columns})):
             self._write(episode)
 
+    def break_off(self) -> None:
+        """Close the dataset with the episodes that have ended so far; the others are lost."""
+        left = self._player.episodes - self._player.num_played  # a row may play one that is not
+        lost = min(left, self._assembler.unfinished)
+        self._writer.dropped, self._writer.goes_on = Dropped(lost_episodes=lost, breaks=1), False
+        with suppress(OSError):
+            self._writer.close_segment()
+        self._writer.release()
+
     def finish(self) -> None:
         """Close the dataset. An episode that the player has cut is written without an end."""
         for episode in self._assembler.flush():
             if self._player.limit is not None and len(episode) >= self._player.limit:
                 self._write(episode)
+        self._writer.goes_on = False
         self._writer.close_segment()
+        self._writer.release()
         self.written = {"episodes": self._writer.episodes, "steps": self._writer.steps}
 
     def _write(self, episode: RecordedEpisode) -> None:
         if episode.number < self._player.quota[episode.env_row.row]:
             self._writer.add(episode)
+        if self._writer.age > SEGMENT_S:
+            self._writer.close_segment()
 
 
 def _frames(spec: EnvSpec, obs: Mapping[str, Array]) -> list[tuple[str, Array]]:

@@ -21,7 +21,7 @@ from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import flat_fields, nested, read_config, read_yaml
-from sampleforge.run.folder.trust import Trust
+from sampleforge.run.folder.trust import CODE_OF_MODEL, Trust, imports_code, naming_code
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.messages import train_command
 from sampleforge.run.screen.progress import duration
@@ -82,6 +82,8 @@ def make_card(
     ConfigError for a folder that is not the run's or holds other files, and what `evaluate` raises.
     """
     folder = RunFolder.existing(run_dir)
+    if out.resolve() == folder.path.resolve():
+        raise ConfigError(f"--out {out} is the run itself; give a new folder")
     _check_out(out)
     how: dict[str, Any] = {"which": request.which, "policy": request.policy, "trust": trust}
     observers = Observers(display, alive)
@@ -238,8 +240,15 @@ def _score_table(score: Mapping[str, Any]) -> str:
 def _usage(facts: Facts) -> str:
     policy = f" --policy {facts.policy}" if facts.policy else ""
     argument = f', policy="{facts.policy}"' if facts.policy else ""
+    code = [f"`{name}: {value}`" for name, value in naming_code(facts.config).items() if value]
+    needs = ""
+    if code:
+        policy += " --trust"
+        needs = f" It needs code that it names, and that `--trust` lets run: {', '.join(code)}."
+    if imports_code(facts.config, CODE_OF_MODEL):
+        argument += ", trust=True"
     return (
-        "This folder is a run folder of SampleForge:\n\n"
+        f"This folder is a run folder of SampleForge.{needs}\n\n"
         f"```bash\nhf download {facts.repo} --local-dir run\nsampleforge eval run{policy}\n```\n\n"
         "```python\nimport sampleforge as sf\n\n"
         f'policy = sf.load_policy("run"{argument})\n'

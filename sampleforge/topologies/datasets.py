@@ -38,6 +38,12 @@ def check_recording(config: SamplingConfig, spec: EnvSpec) -> Path | None:
             "and a dataset has one; record an environment whose agents have the same spaces"
         )
     folder = Path(config.record).absolute()
+    for source in getattr(config, "datasets", ()):  # some algorithms have no --input
+        if Path(source.name).resolve() == folder.resolve():
+            raise ConfigError(
+                f"{typed('record', config.record)}: --input reads the same dataset, which would "
+                "grow while it is read; record into another folder"
+            )
     check_folder(folder, spec)
     return folder
 

@@ -70,6 +70,7 @@ class ActorWorker(EventDriven):
         self._stepping = stepping or Stepping()
         self._callbacks = callbacks
         self._splits: list[Split] = []
+        self._recording_ended = False
         self._told_of_bounds = False
         self._told_of_far: set[str] = set()
 
@@ -117,17 +118,23 @@ class ActorWorker(EventDriven):
         self._count["heartbeat"][0] = self.alive_at()
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """``end_recording``: send what the rollouts in progress have so far to the recorder, and no
-        more afterwards; return when that is done."""
+        """``end_recording``: as `end_recording`, and take no further steps, which would be missing
+        in the recording."""
         if kind != END_RECORDING:
             return super().handle(kind, payload)
+        self.end_recording()
+        self._recording_ended = True
+        return None
+
+    def end_recording(self) -> None:
+        """Send what the rollouts in progress have so far to the recorder, and no more afterwards;
+        return when that is done."""
         for split in self._splits:
             for stream in split.learning:
                 stream.end_recording(self._beat)
         for port in self._ports:
             if isinstance(port, PolicyPort) and port.recorder is not None:
                 port.recorder.end()
-        return None
 
     def close(self) -> None:
         """Close all environments, even where the ``close`` of one of them raises."""
@@ -153,7 +160,7 @@ class ActorWorker(EventDriven):
         """Advance every split as far as is possible without waiting."""
         started = perf_counter()
         self._beat()
-        if self._progress.clock.settled:
+        if self._progress.clock.settled or self._recording_ended:
             return False  # nothing is learned any more
         if self._stepping.together:
             self._answer()

@@ -205,9 +205,9 @@ class RankWorker:
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`. "load": see
-        `GroupMember.change`. "end_recording": see `ActorWorker.handle`."""
+        `GroupMember.change`. "end_recording": see `ActorWorker.end_recording`."""
         if kind == END_RECORDING:
-            return self._actor.handle(kind, payload)
+            return self._actor.end_recording()  # the rank goes on: others may wait for it
         if kind == LOAD:
             return self._member.change(payload)
         if kind == "finish" and not self._member.ended:

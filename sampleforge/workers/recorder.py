@@ -52,6 +52,8 @@ class RecorderWorker(EventDriven):
             self._try(self._open)
 
     def _open(self) -> None:
+        if self._writer is not None:
+            self._writer.release()
         self._writer = writer = self._make_writer()
         writer.dropped, writer.goes_on = self._queue.dropped, True
         writer.close_segment()  # it has none; the metadata say that more is to come
@@ -64,7 +66,7 @@ class RecorderWorker(EventDriven):
         if writer is not None and writer.age > SEGMENT_S:
             self._try(writer.close_segment)
         if writer is not None and moved:
-            self._queue.hold(writer.in_segment + self._assembler.unfinished)
+            self._queue.hold(self._held())
         self._publish()
         return moved
 
@@ -120,23 +122,34 @@ class RecorderWorker(EventDriven):
         if writer is not None:
             writer.dropped, writer.goes_on = self._queue.dropped, False
             self._try(writer.close_segment)
+            writer.release()
         self._publish()
         self._before = [float(self._count[name][0]) for name in _COUNTED]
         self._writer = None
 
     def _try(self, act: Callable[..., None], *args: Any) -> None:
-        """Do one thing with the dataset. If it fails, recording ends with a warning."""
+        """Do one thing with the dataset, such as write an episode. If it fails, recording ends with
+        a warning, and what would be lost if this worker was killed is lost."""
+        held = self._held()
         try:
             act(*args)
         except OSError as error:
             log.warning(
                 "Recording has ended, training goes on: the dataset cannot be written: %s", error
             )
+            lost = self._held()
+            self._queue.lose(lost + 1 if args and lost == held else lost)  # 1: what was not written
             self._queue.end()
             self._publish()
             if self._writer is not None:
                 self._writer.abandon()
+                self._writer.release()
             self._writer = None
+
+    def _held(self) -> int:
+        """Return the number of episodes that are not in a closed segment."""
+        in_segment = 0 if self._writer is None else self._writer.in_segment
+        return in_segment + self._assembler.unfinished
 
     def _publish(self) -> None:
         """Set the counters; say it once if episodes were dropped."""

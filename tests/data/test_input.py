@@ -17,13 +17,14 @@ from sampleforge.algorithms.learning import Update
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.data.dataset import open_dataset
-from sampleforge.data.episode_vector import ShuffleBuffer
+from sampleforge.data.episode_vector import EpisodeVector, ShuffleBuffer
 from sampleforge.env.adapter import env_spec
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.rollouts.slots import Owner
 from sampleforge.spec import EnvSpaces, rescaled
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.datasets import check_recording
 from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.replay.plan import ReplayPlan
@@ -36,6 +37,7 @@ from tests.support.apex_graphs import (
     serial_rounds,
     with_learner,
 )
+from tests.support.env_vectors import buffers
 from tests.support.graphs import spec_of
 from tests.support.offline import SEEN, record, wired
 from tests.support.pairings import network_maker
@@ -307,6 +309,38 @@ def test_an_element_of_an_action_that_is_fixed_is_zero_in_the_units_of_the_polic
     (episode,) = open_dataset(tmp_path, spec).episodes()
     assert episode.actions["action"].tolist() == [[0.5, 0], [-1, 0]]
     assert episode.observations["obs"].tolist() == [[0], [0], [0]], "its end terminated"
+
+
+def test_a_replay_is_given_the_actions_that_the_environment_took() -> None:
+    """Not those that the policy drew, of which what lies beyond the bounds has led to nothing."""
+    spaces = EnvSpaces(gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Box(-1.0, 1.0, (2,)))
+    spec = env_spec("bounded", spaces)
+    (drawn,) = recorded_episodes([3], spec.actions)
+    actions = np.array([[3, 0.5], [-0.25, -4], [1, -1]], np.float32)
+    drawn = dataclasses.replace(drawn, actions={"action": actions})
+    dataset: Any = SimpleNamespace(
+        source="d", num_steps=3, num_episodes=1, episodes=lambda order: iter([drawn])
+    )
+    vector = EpisodeVector(spec, 1, ShuffleBuffer(dataset, 1, [0]))
+    step = buffers(spec, 1)
+    vector.reset(step.obs)
+    taken = []
+    for _ in range(3):
+        taken.append(vector.actions["action"][0].tolist())
+        vector.send({})
+        vector.recv(step)
+    assert taken == [[1, 0.5], [-0.25, -1], [1, -1]]
+    assert actions.max() == 3, "estimates need what the policy drew"
+
+
+def test_a_run_does_not_record_into_the_dataset_that_it_reads(data: Path) -> None:
+    config = ApexConfig(
+        env=STACKED, input=("live=0.5", f"{data}=0.5"), record=str(data / ".." / data.name)
+    )
+    before = (data / "data" / "metadata.json").read_bytes()
+    with pytest.raises(ConfigError, match="--input reads the same dataset"):
+        check_recording(config, spec_of(config))
+    assert (data / "data" / "metadata.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,14 +17,18 @@ import numpy as np
 import pytest
 
 from sampleforge.cli import main
+from sampleforge.config import ConfigError
 from sampleforge.data import writer
 from sampleforge.data.dataset import StoredEpisode, open_dataset, whole_episodes
 from sampleforge.data.minari_format import Dropped
-from sampleforge.data.writer import DatasetFormat, DatasetWriter
+from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder
+from sampleforge.runtime import folder_lock
 from sampleforge.workers import recorder
 from sampleforge.workers.actor import END_RECORDING
+from sampleforge.workers.episode_player import EpisodePlayer
 from tests.support.graphs import running
 from tests.support.offline import PLAYED, SEEN, record, stored, wired
+from tests.support.recorded_spec import SPEC
 from tests.support.recordings import CODE, check_code, config
 
 
@@ -176,6 +181,8 @@ def test_recording_ends_and_training_goes_on(
         graph, _ = record(config(folder, serial=True, record_max_gb=limit), 400)
     assert graph.recording is not None and graph.recording.queue.ended
     assert ("--record-max-gb" if why == "size" else "No space left") in caplog.text
+    lost = graph.recording.queue.dropped
+    assert (lost.breaks, lost.lost_episodes > 0) == ((0, False) if why == "size" else (1, True))
     kept = list(open_dataset(folder).episodes())
     assert 0 < sum(map(len, kept)) < 300 <= graph.total("env_steps")
     for episode in kept:
@@ -226,6 +233,53 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
 
 
 @pytest.mark.long
+def test_a_second_recording_has_other_episodes_and_an_interrupted_one_those_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = str(tmp_path / "run"), tmp_path / "data"
+    small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "200", "--seed", "1"]
+    small += ["--rollout", "16", "--batch-size", "64", "--serial", "--quiet"]
+    assert main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, *small]) == 0
+    command = ["record", run, "--episodes", "5", "--out", str(data), "--quiet"]
+    seeds = []
+    for _ in range(2):
+        assert main(command) == 0
+        seeds.append(json.loads(capsys.readouterr().out.splitlines()[-1])["seed"])
+    assert seeds == [2, 7]
+    begins = {each.observations["obs"][0].tobytes() for each in open_dataset(data).episodes()}
+    assert len(begins) == 10, "no episode is the same as another one"
+
+    step = EpisodePlayer.step
+
+    def interrupted(self: EpisodePlayer) -> None:
+        step(self)
+        if self.num_played >= 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EpisodePlayer, "step", interrupted)
+    assert main(command) == 130
+    dataset = open_dataset(data)
+    assert dataset.num_episodes == 13 and all(each.ends for each in dataset.episodes())
+    assert (dataset.dropped.breaks, dataset.dropped.lost_episodes) == (1, 2)
+    assert not list((data / "data").glob(".*.tmp"))
+
+
+def test_one_writer_at_a_time_has_a_dataset(tmp_path: Path, monkeypatch: Any) -> None:
+    """A second one would take the segments of the first one for what a killed one has left."""
+    monkeypatch.setattr(folder_lock, "RELEASE_S", 0.0)
+    first = DatasetWriter(tmp_path, DatasetFormat(SPEC))
+    for second in (
+        lambda: check_folder(tmp_path, SPEC),
+        lambda: DatasetWriter(tmp_path, DatasetFormat(SPEC)),
+    ):
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+            second()
+    first.release()
+    check_folder(tmp_path, SPEC)
+    DatasetWriter(tmp_path, DatasetFormat(SPEC)).release()
+
+
+@pytest.mark.long
 def test_a_trained_policy_is_not_recorded_on_stacks_that_would_be_read_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +292,20 @@ def test_a_trained_policy_is_not_recorded_on_stacks_that_would_be_read_otherwise
     out = str(tmp_path / "data")
     assert main(["record", run, "--trust", "--episodes", "5", "--out", out, "--quiet"]) == 2
     assert "'obs' is a stack of 4 frames" in capsys.readouterr().err
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("algorithm", ["appo", "apex"])
+def test_processes_take_no_step_after_the_end_of_the_recording(
+    algorithm: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    small = ["--env", CODE, "--num-envs-per-worker", "8", "--num-workers", "1", "--quiet"]
+    small += ["--rollout", "400", *(["--replay-capacity", "9600"] if algorithm == "apex" else [])]
+    flags = ["--run-dir", str(tmp_path / "run"), "--record", str(data), "--seed", "1"]
+    assert main(["train", algorithm, *small, *flags, "--train-for-env-steps", "4000"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert open_dataset(data).num_steps == summary["recorded_steps"] == summary["env_steps"]
 
 
 @pytest.mark.long
@@ -256,3 +324,16 @@ def test_a_run_shorter_than_a_rollout_is_recorded(algorithm: str, tmp_path: Path
     assert summary["env_steps"] < 200 * 4, "it is one rollout at most"
     for episode in episodes:
         check_code(episode)
+
+
+def test_a_folder_of_a_dataset_is_no_file_and_the_difference_of_another_environment_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="file is a file"):
+        check_folder(tmp_path / "file", SPEC)
+    DatasetWriter(tmp_path / "set", DatasetFormat(SPEC)).release()
+    with pytest.raises(ConfigError, match=r"here \(frame_skip, max_episode_steps\); give another"):
+        check_folder(
+            tmp_path / "set", dataclasses.replace(SPEC, frame_skip=2, max_episode_steps=30)
+        )

@@ -148,6 +148,18 @@ FAULTS: dict[str, tuple[Change, str]] = {
         replace("observations", lambda group, data: np.zeros((6, 4))),
         r"observations declares entries of the shape \[4\], expected \[3\]",
     ),
+    "an action that there is not": (
+        replace("actions", lambda group, data: np.array([0, 1, 4, 0, 0])),
+        r"action leaf 'action' is category 4 \(from 0 on\) in step 2, but there are 4",
+    ),
+    "a negative action": (
+        replace("actions", lambda group, data: np.array([0, -1, 3, 0, 0])),
+        "action leaf 'action' is category -1",
+    ),
+    "an end before the end": (
+        replace("terminations", lambda group, data: np.array([0, 1, 0, 0, 1], bool)),
+        "step 1 of 5 ends it, but more steps follow",
+    ),
     "too many flags": (
         replace("truncations", lambda group, data: np.zeros(6, bool)),
         r"truncations declares the shape \[6\], expected 5",

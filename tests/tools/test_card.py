@@ -62,6 +62,8 @@ def test_a_card_has_what_hubs_read_and_is_a_run_folder(
     assert metric["value"] == f"{last['return_mean']:.2f} +/- {last['return_std']:.2f}"
     for name in ("curve.png", "replay.mp4"):
         assert f"({name})" in text and (out / name).stat().st_size > 1000
+    assert "sampleforge eval run --trust" in text and f"`env: {ENV}`" in text
+    assert 'sf.load_policy("run")' in text, "that needs no environment"
     interval = f"{last['return_low']:,.2f} to {last['return_high']:,.2f}"
     assert interval in text and "me/pictures" in text
 
@@ -88,3 +90,9 @@ def test_a_card_is_written_anew_but_never_over_other_files(
     for _ in range(2):
         assert main([*words, str(tmp_path / "card")]) == 0
         assert "replay.mp4" not in (tmp_path / "card" / "README.md").read_text()
+    card = tmp_path / "card"
+    before = {path: path.read_bytes() for path in card.rglob("*") if path.is_file()}
+    words[1] = str(card)  # it is a run folder itself
+    assert main([*words, str(card)]) == 2
+    assert "is the run itself" in capfd.readouterr().err
+    assert before == {path: path.read_bytes() for path in before} and len(before) >= 5
