@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.tools.jobs.jobs import EndingInOrder, Jobs, Work
-from sampleforge.tools.jobs.training_job import Status, TrainingJob, with_outcome
+from sampleforge.tools.jobs.training_job import (
+    Outcome,
+    Status,
+    TrainingJob,
+    is_asked_to_stop,
+    read_outcome,
+    with_outcome,
+    write_outcome,
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,12 @@ Reports = Callable[[Any], Iterable[dict[str, Any]]]
 
 class TrainingsAtOnce(JobsAtOnce):
     """Trainings that take no time and write the ``reports`` of their configs; one whose reports
-    raise an error has failed."""
+    raise an error has failed. One that is asked to stop before its end is taken has stopped."""
 
     def __init__(self, reports: Reports, limit: int = 1, killed: Sequence[str] = ()) -> None:
         super().__init__(limit, killed)
         self._reports = reports
+        self._folders: dict[str, Path] = {}
 
     def start(self, works: Mapping[str, Work]) -> None:
         trainings: dict[str, Work] = {}
@@ -102,7 +111,16 @@ class TrainingsAtOnce(JobsAtOnce):
             assert isinstance(work, TrainingJob)
             folder = Path(str(work.config.run_dir))
             trainings[name] = partial(with_outcome, folder, partial(self._train, work.config))
+            self._folders[name] = folder
         super().start(trainings)
+
+    def take_ended(self) -> list[str]:
+        ended = super().take_ended()
+        for folder in (self._folders[name] for name in ended):
+            outcome = read_outcome(folder)
+            if outcome == Outcome("finished") and is_asked_to_stop(folder):
+                write_outcome(folder, Outcome("stopped"))
+        return ended
 
     def _train(self, config: Any) -> Status:
         with (Path(config.run_dir) / "metrics.jsonl").open("a") as file:

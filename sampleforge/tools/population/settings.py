@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.config import ConfigError, difference
+from sampleforge.config import ConfigError, difference, typed
 from sampleforge.populations.population_rules import warning_of_start
 from sampleforge.populations.rounds import Bounds, first_values
 from sampleforge.run.folder.files import to_json, write_json
@@ -51,6 +51,13 @@ class PopulationSettings:
             )
         if config.resume != "auto":
             raise ConfigError("--resume: the same command resumes a population; leave it out")
+        record = getattr(config, "record", None)
+        if record is not None:
+            raise ConfigError(
+                f"{typed('record', record)}: all members would write one dataset; leave it out, "
+                "and record the best member afterwards (sampleforge record), or train one run with "
+                "--record"
+            )
 
     @property
     def warning(self) -> str | None:

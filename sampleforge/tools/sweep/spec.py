@@ -43,6 +43,9 @@ class SearchRange(Checked):
             return
         if self.low is None or self.high is None or not self.low <= self.high:
             raise ConfigError("it needs choices, or low and high, with low no larger than high")
+        for name in ("low", "high", "step"):
+            if not math.isfinite(getattr(self, name) or 0.0):
+                raise ConfigError(f"{name} {getattr(self, name)}: must be a finite number")
         if self.log and (self.low <= 0 or self.step is not None):
             raise ConfigError("log needs a low above 0, and no step")
         if self.step is not None and self.step <= 0:
@@ -70,7 +73,7 @@ class SearchMethod(Checked):
     """Number of the reports (metrics.jsonl) to optimise."""
     direction: Literal["maximize", "minimize"] = "maximize"
     seed: int = 0
-    """Seed of the search. Each trial has a seed of its own unless the config has one."""
+    """Seed of the search. Each trial has a seed of its own unless the file gives one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +157,9 @@ class SweepSpec:
 
 
 _STOPS = ("train_for_env_steps", "train_for_seconds")
-_FIXED = {*NOT_STORED, *_STOPS, "env", "benchmark", "sampler_only"}
+_OF_THE_SWEEP = {"quiet", "debug", "report_interval"}
+"""Settings that change nothing in a trial: they say what is printed, and how often it reports."""
+_FIXED = {*NOT_STORED, *_STOPS, *_OF_THE_SWEEP, "env", "benchmark", "sampler_only"}
 """Settings that a sweep cannot search."""
 
 
@@ -201,19 +206,74 @@ def _check(spec: SweepSpec, path: Path) -> None:
     for name, values in spec.search.items():
         if values.choices is None and not _is_number(spec.config_class, name):
             raise ConfigError(f"{path}: search: {name} is no number: give it choices")
-    if spec.method.sampler == "grid":
-        first = {name: spec.grid(name)[0] for name in spec.search}
-    else:
-        first = {name: _first(spec, name) for name in spec.search}
-    spec.config(first)
+        if spec.is_whole(name):
+            _check_whole(values, f"{path}: search: {name}")
+    ends = {name: _ends(spec, name) for name in spec.search}
+    for name, values_of_it in ends.items():
+        for value in values_of_it:
+            _check_value(spec, name, value, ends)
+    _check_shared(spec.config({name: values_of_it[0] for name, values_of_it in ends.items()}), path)
 
 
-def _first(spec: SweepSpec, name: str) -> Any:
+def _check_whole(values: SearchRange, where: str) -> None:
+    """Raise ConfigError unless the range of a setting that is a whole number has whole numbers."""
+    for name in ("low", "high", "step"):
+        number = getattr(values, name)
+        if number is not None and number != int(number):
+            raise ConfigError(
+                f"{where}: {name} {number}: must be a whole number, as the setting is"
+            )
+
+
+def _ends(spec: SweepSpec, name: str) -> list[Any]:
+    """Return the values of a setting to try beforehand, as `encoded`: all choices, or the first and
+    the last value of a range."""
     values = spec.search[name]
     if values.choices is not None:
-        return encoded(values.choices[0])
-    assert values.low is not None
-    return int(values.low) if spec.is_whole(name) else values.low
+        return spec.grid(name)
+    if spec.method.sampler == "grid":
+        return [spec.grid(name)[0], spec.grid(name)[-1]]
+    assert values.low is not None and values.high is not None
+    whole = spec.is_whole(name)
+    return [int(end) if whole else end for end in (values.low, values.high)]
+
+
+def _check_value(spec: SweepSpec, name: str, value: Any, ends: Mapping[str, list[Any]]) -> None:
+    """Raise ConfigError for an `encoded` value of a setting that no trial can have: neither with
+    the first values of the others, nor with the last ones, nor with their defaults. What is refused
+    only beside some values of others is left to the trials."""
+    others = {other: values for other, values in ends.items() if other != name}
+    refusals = []
+    for chosen in ({n: v[0] for n, v in others.items()}, {n: v[-1] for n, v in others.items()}, {}):
+        try:
+            spec.config({**chosen, name: value})
+            return
+        except ConfigError as error:
+            refusals.append(str(error))
+    reason = refusals[0].removeprefix(f"{spec.source}: ")
+    remedy = "leave it out" if spec.search[name].choices is not None else "change the range"
+    raise ConfigError(
+        f"{spec.source}: search: {name}: no trial can have {spec.decoded(name, value)} ({reason}); "
+        f"{remedy}"
+    )
+
+
+def _check_shared(config: Any, path: Path) -> None:
+    """Raise ConfigError for settings with which a trial does not train, does not end, or writes
+    where the others write."""
+    if config.benchmark or config.sampler_only:
+        name = "benchmark" if config.benchmark else "sampler_only"
+        raise ConfigError(f"{path}: config: {name}: a trial would learn nothing; leave it out")
+    if config.resume != "auto":
+        raise ConfigError(
+            f"{path}: config: resume: the same command resumes a sweep, and its trials go on by "
+            "themselves; leave it out"
+        )
+    if getattr(config, "record", None) is not None:
+        raise ConfigError(
+            f"{path}: config: record: all trials would write one dataset; leave it out, and record "
+            "the best trial afterwards (sampleforge record), or train one run with --record"
+        )
 
 
 def _mapping(value: Any, key: str, path: Path) -> dict[str, Any]:

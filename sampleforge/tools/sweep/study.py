@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.lock import STUDY
@@ -23,18 +24,22 @@ if TYPE_CHECKING:
 
 
 State = Literal["waiting", "running", "complete", "pruned", "failed"]
+ERROR = "error"
+"""The attribute of a failed trial with its error."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
     """A trial of a sweep. ``fraction``: the part of it that is done, 0 to 1; ``value``: the newest
-    value of the metric, None before the first; ``params``: the values of the searched settings."""
+    value of the metric, None before the first; ``params``: the values of the searched settings;
+    ``error``: why it has failed."""
 
     number: int
     state: State
     fraction: float
     value: float | None
     params: Mapping[str, Any]
+    error: str | None = None
 
 
 def import_optuna() -> Any:
@@ -88,6 +93,7 @@ def results(study: optuna.Study) -> list[TrialResult]:
             1.0 if trial.state.name == "COMPLETE" else 0.0,
             trial.value if trial.state.name != "RUNNING" else None,
             trial.params,
+            trial.user_attrs.get(ERROR),
         )
         for trial in study.get_trials(deepcopy=False)
     ]
@@ -163,7 +169,8 @@ def news(trials: Sequence[TrialResult], spec: SweepSpec, told: dict[int, str]) -
             continue
         told[trial.number] = trial.state
         result = "" if trial.value is None else f"  {spec.method.metric} {trial.value:,.2f}"
-        lines.append(f"trial {trial.number:04d} {trial.state:<8}{result}  {settings(trial)}")
+        error = "" if trial.error is None else f": {trial.error}"
+        lines.append(f"trial {trial.number:04d} {trial.state:<8}{result}  {settings(trial)}{error}")
     return lines
 
 
@@ -189,9 +196,13 @@ def table(trials: Sequence[TrialResult], spec: SweepSpec, most: int | None) -> T
     result = Table(box=box.SIMPLE_HEAD)
     for name in ("trial", "state", "done", spec.method.metric, *spec.search):
         result.add_column(name, justify="left" if name == "state" else "right")
-    for trial in sorted(trials, key=order)[:most]:
+    listed = sorted(trials, key=order)[:most]
+    if fails := any(trial.error is not None for trial in listed):
+        result.add_column("error", justify="left", overflow="fold")
+    for trial in listed:
         value = "-" if trial.value is None else f"{trial.value:,.2f}"
         done = f"{trial.fraction:.0%}" if trial.state in ("running", "waiting", "complete") else ""
         params = (shown(trial.params.get(name, "-")) for name in spec.search)
-        result.add_row(f"{trial.number:04d}", trial.state, done, value, *params)
+        row = [f"{trial.number:04d}", trial.state, done, value, *params]
+        result.add_row(*row, *([Text(trial.error or "")] if fails else []))
     return result

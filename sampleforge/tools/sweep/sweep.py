@@ -28,11 +28,11 @@ from sampleforge.tools.jobs.training_job import (
     TrainingJob,
     ask_to_stop,
     forget_outcome,
-    is_asked_to_stop,
     read_outcome,
 )
 from sampleforge.tools.sweep.spec import SweepSpec, encoded, read_spec
 from sampleforge.tools.sweep.study import (
+    ERROR,
     State,
     TrialResult,
     best_trial,
@@ -56,6 +56,8 @@ TRIALS_ON_SLURM = 4
 """Trials at a time on Slurm unless the user gives a number: Optuna learns from those before."""
 HOPELESS = 3
 """Trials that may fail before any has succeeded."""
+LONGEST_ERROR = 500
+"""Letters of an error that are kept."""
 
 
 class Sweep:
@@ -65,6 +67,7 @@ class Sweep:
 
     def __init__(self, spec: SweepSpec, folder: Path, jobs: Jobs) -> None:
         self._spec, self._folder, self._jobs = spec, folder, jobs
+        self._distributions = {name: distribution(spec, name) for name in spec.search}
         self._keep_spec()
         earlier = len(open_study(folder, direction=spec.method.direction).trials)
         self.study = open_study(
@@ -73,7 +76,6 @@ class Sweep:
             sampler=sampler(spec, earlier),
             pruner=pruner(spec),
         )
-        self._distributions = {name: distribution(spec, name) for name in spec.search}
         self._trials: dict[str, _Running] = {}
         self._to_start: list[str] = []
         self.error: str | None = None
@@ -149,7 +151,10 @@ class Sweep:
         for name in names:
             trial = self._trials[name].trial
             forget_outcome(self._run_dir(trial.number))
-            works[name] = TrainingJob(self._config(trial.number, trial.params))
+            try:
+                works[name] = TrainingJob(self._config(trial.number, trial.params))
+            except ConfigError as error:  # its values do not fit together
+                self._refuse(name, str(error))
         self._jobs.start(works)
 
     def _ask(self) -> optuna.Trial:
@@ -164,7 +169,7 @@ class Sweep:
 
     def _config(self, number: int, params: Mapping[str, Any]) -> Any:
         more: dict[str, Any] = {"run_dir": str(self._run_dir(number)), "quiet": True}
-        if "seed" not in self._spec.shared:
+        if "seed" not in {*self._spec.shared, *params}:
             more["seed"] = seed_of_policy(self._spec.method.seed, number)
         if "report_interval" not in self._spec.shared:
             more["report_interval"] = 1.0
@@ -234,7 +239,7 @@ class Sweep:
             self._to_start.append(name)
         elif outcome.status == "failed":
             self._fail(name, outcome.error or "unknown error")
-        elif is_asked_to_stop(folder):
+        elif outcome.status == "stopped":
             self._tell(name, "PRUNED")
         elif running.value is None:
             metric = self._spec.method.metric
@@ -250,9 +255,17 @@ class Sweep:
         self.study.tell(self._trials.pop(name).trial, state=trial_state(state))
         self._count(state)
 
-    def _fail(self, name: str, error: str) -> None:
+    def _refuse(self, name: str, error: str) -> None:
+        """Have a trial fail, and keep the last line of its error for the tables."""
         self.error = f"trial {name}: {error}"
+        self._trials[name].trial.set_user_attr(
+            ERROR, error.strip().splitlines()[-1][:LONGEST_ERROR]
+        )
         self._tell(name, "FAIL")
+
+    def _fail(self, name: str, error: str) -> None:
+        """Have a trial fail whose job has run. Raises LaunchFailed if none runs at all."""
+        self._refuse(name, error)
         if self._failed >= HOPELESS and not self._succeeded:
             raise LaunchFailed(f"the first {self._failed} trials have all failed; {self.error}")
 

@@ -238,6 +238,7 @@ def test_a_folder_cannot_add_settings_to_a_member(tmp_path: Path, first: object)
         {"num_policies": 2},
         {"benchmark": True},
         {"resume": "never"},
+        {"record": "data"},
     ],
 )
 def test_configs_that_cannot_be_members_are_refused(wrong: dict[str, Any]) -> None:

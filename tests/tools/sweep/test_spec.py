@@ -73,6 +73,11 @@ search:
         (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 2, high: 3}}}}", "--gamma"),
         (f"algo: appo\n{CONFIG}search: {{run_dir: {{choices: [a]}}}}", "move it to config"),
         (f"algo: appo\n{CONFIG}search: {{env: {{choices: [a]}}}}", "move it to config"),
+        (f"algo: appo\n{CONFIG}search: {{quiet: {{choices: [true]}}}}", "move it to config"),
+        (
+            f"algo: appo\n{CONFIG}search: {{report_interval: {{choices: [1, 2]}}}}",
+            "move it to config",
+        ),
         (
             f"algo: appo\nconfig: {{env: X, gama: 1, train_for_seconds: 5}}\n{SEARCH}",
             "Did you mean gamma?",
@@ -86,12 +91,54 @@ search:
         (f"algo: appo\nsampler: grid\n{CONFIG}{SEARCH}", "a grid needs choices"),
         (f"algo: appo\npruner: medain\n{CONFIG}{SEARCH}", "median"),
         (f"algo: appo\ntrials: 0\n{CONFIG}{SEARCH}", "trials"),
+        (
+            f"algo: appo\n{CONFIG}search: {{gamma: {{choices: [0.99, 1.5]}}}}",
+            "search: gamma: no trial can have 1.5 (--gamma 1.5",
+        ),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 0.9, high: 1.5}}}}", "change the range"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 0.9, high: .inf}}}}", "high inf"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 0.9, high: 1, step: .nan}}}}", "step nan"),
+        (
+            f"algo: appo\n{CONFIG}search: {{num_epochs: {{low: 1, high: 4, step: 0.5}}}}",
+            "search: num_epochs: step 0.5: must be a whole number",
+        ),
+        (
+            f"algo: appo\n{CONFIG}search: {{num_epochs: {{low: 1.5, high: 1.9}}}}",
+            "search: num_epochs: low 1.5: must be a whole number",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         spec(tmp_path, text)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("benchmark: true", "config: benchmark: a trial would learn nothing"),
+        ("sampler_only: true", "config: sampler_only: a trial would learn nothing"),
+        ("resume: never", "config: resume: the same command resumes a sweep"),
+        ("record: data", "record the best trial afterwards (sampleforge record)"),
+    ],
+)
+def test_settings_with_which_no_trial_trains_by_itself_are_refused(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    config = f"config: {{env: CartPole-v1, train_for_env_steps: 1e5, {setting}}}\n"
+    with pytest.raises(ConfigError) as refused:
+        spec(tmp_path, f"algo: appo\n{config}{SEARCH}")
+    assert message in str(refused.value)
+
+
+def test_values_that_fit_only_beside_some_of_another_setting_are_taken(tmp_path: Path) -> None:
+    """A minibatch of 256 does not fit into the first batch, but into the last one."""
+    search = "search: {batch_size: {choices: [128, 256]}, minibatch_size: {choices: [128, 256]}}"
+    assert spec(tmp_path, f"algo: appo\n{CONFIG}{search}").search.keys() == {
+        "batch_size",
+        "minibatch_size",
+    }
 
 
 def test_values_outside_of_the_ranges_are_not_allowed(tmp_path: Path) -> None:

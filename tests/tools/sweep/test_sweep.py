@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -9,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sampleforge.config import ConfigError
 from sampleforge.tools.jobs.jobs import LaunchFailed
-from sampleforge.tools.jobs.training_job import is_asked_to_stop
+from sampleforge.tools.jobs.training_job import (
+    Outcome,
+    ask_to_stop,
+    is_asked_to_stop,
+    write_outcome,
+)
 from sampleforge.tools.plots.sweep import axis_of, draw_sweep, picture
 from sampleforge.tools.sweep.spec import read_spec
+from sampleforge.tools.sweep.study import news, table
 from sampleforge.tools.sweep.sweep import Sweep
 from tests.support.jobs import JobsAtOnce, TrainingsAtOnce
 from tests.support.processes import RunCli
@@ -156,6 +164,62 @@ def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
         LaunchFailed, match=r"first 3 trials have all failed; trial 0002: Traceback"
     ):
         run(new_sweep(tmp_path, TrainingsAtOnce(failing)))
+
+
+def test_a_searched_seed_is_that_of_the_trial(tmp_path: Path) -> None:
+    seeds = []
+
+    def noted(config: Any) -> Iterator[dict[str, Any]]:
+        seeds.append(config.seed)
+        return towards_100_gamma(config)
+
+    text = "algo: appo\nsampler: grid\nconfig: {env: CartPole-v1, train_for_env_steps: 1000}\n"
+    sweep = new_sweep(
+        tmp_path, TrainingsAtOnce(noted), f"{text}search: {{seed: {{choices: [5, 7]}}}}\n"
+    )
+    assert run(sweep)["complete"] == 2
+    assert seeds == [trial.params["seed"] for trial in sweep.trials()]
+    assert sorted(seeds) == [5, 7]
+
+
+def test_a_trial_whose_values_do_not_fit_together_fails_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    text = """
+algo: appo
+sampler: grid
+config: {env: CartPole-v1, train_for_env_steps: 1000}
+search: {batch_size: {choices: [128, 256]}, minibatch_size: {choices: [128, 256]}}
+"""
+    sweep = new_sweep(tmp_path, FakeJobs(), text)
+    summary = run(sweep)
+    assert sweep.done and (summary["complete"], summary["failed"]) == (3, 1)
+    (failed,) = (trial for trial in sweep.trials() if trial.state == "failed")
+    assert failed.params == {"batch_size": 128, "minibatch_size": 256}
+    assert failed.error is not None and "minibatch" in failed.error
+    assert failed.error in "\n".join(news(sweep.trials(), sweep.spec, {}))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table(sweep.trials(), sweep.spec, None))
+    assert "--minibatch-size 256" in console.file.getvalue()  # type: ignore[attr-defined]
+    again = new_sweep(tmp_path, FakeJobs(), text)
+    assert again.done and again.trials() == sweep.trials()
+
+
+def test_a_trial_that_was_to_stop_but_came_to_its_end_first_is_complete(tmp_path: Path) -> None:
+    class EndedBefore(JobsAtOnce):
+        def start(self, works: Any) -> None:
+            for name, work in works.items():
+                folder = Path(work.config.run_dir)
+                folder.mkdir(parents=True)
+                lines = [json.dumps(report) + "\n" for report in towards_100_gamma(work.config)]
+                (folder / "metrics.jsonl").write_text("".join(lines))
+                write_outcome(folder, Outcome("finished"))
+                ask_to_stop(folder)
+                self._jobs[name] = work
+
+    sweep = new_sweep(tmp_path, EndedBefore(), SPEC.replace("trials: 6", "trials: 1"))
+    summary = run(sweep)
+    assert summary["complete"] == 1 and summary["best"]["trial"] == 0
 
 
 @pytest.mark.long
