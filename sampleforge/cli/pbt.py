@@ -80,7 +80,10 @@ def run(args: Sequence[str]) -> int:
     make_cwd_importable()
     settings = population_settings(flags, config)
     folder, make = Path(flags.folder), partial(Population, settings)
-    with launched_in(folder, flags, flags.population, make) as (population, jobs):
+    with launched_in(folder, "population of runs", flags, flags.population, make) as (
+        population,
+        jobs,
+    ):
         told: dict[str, str] = {}
         screen = JobsScreen(lambda: table(population.members()), lambda: news(population, told))
         at_a_time = min(jobs.limit, flags.population)

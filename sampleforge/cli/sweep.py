@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
 
     make_cwd_importable()
     make = partial(Sweep, spec)
-    with launched_in(folder, flags, TRIALS_ON_SLURM, make) as (sweep, jobs):
+    with launched_in(folder, "sweep", flags, TRIALS_ON_SLURM, make) as (sweep, jobs):
         told: dict[int, str] = {}
         screen = JobsScreen(
             lambda: table(sweep.trials(), spec, SHOWN), lambda: news(sweep.trials(), spec, told)

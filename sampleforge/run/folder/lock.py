@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.trust import check_places
@@ -42,11 +43,12 @@ class HeldLocks:
 
 
 @contextmanager
-def population_folder(path: Path) -> Iterator[Path]:
+def population_folder(path: Path, kind: Kind) -> Iterator[Path]:
     """Create the folder of a sweep or of a population of runs, lock it against other launchers, and
-    yield its absolute path. Raises ConfigError if it cannot be used, or if a link in it leads out
-    of it."""
+    yield its absolute path. Raises ConfigError if it cannot be used, if it is of another ``kind``,
+    or if a link in it leads out of it."""
     folder = path.absolute()
+    check_kind(folder, kind, "--folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_places(folder, tuple(os.listdir(folder)))
@@ -64,3 +66,22 @@ def population_folder(path: Path) -> Iterator[Path]:
 
 STUDY, POPULATION = "study.db", "population.json"
 """The files by which the folders of sweeps and of populations of runs are recognised."""
+Kind = Literal["run", "sweep", "population of runs"]
+_KINDS: dict[str, Kind] = {
+    "config.yaml": "run",
+    "sweep.yaml": "sweep",
+    STUDY: "sweep",
+    POPULATION: "population of runs",
+}
+"""File -> the kind of folder that has it."""
+
+
+def check_kind(folder: Path, kind: Kind, flag: str) -> None:
+    """Raise ConfigError if ``folder`` is of another kind than the one that is to be written there:
+    each would overwrite results of the other. ``flag``: the flag that names the folder."""
+    for name, other in _KINDS.items():
+        if other != kind and os.path.exists(folder / name):
+            raise ConfigError(
+                f"{flag} {folder} is the folder of a {other} (it has {name}), not of a {kind}; "
+                "give another folder"
+            )

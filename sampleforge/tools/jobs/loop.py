@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.lock import population_folder
+from sampleforge.run.folder.lock import Kind, population_folder
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.jobs.jobs import STOP_S, Jobs, JobsConfig, JobsScreen
 from sampleforge.tools.jobs.local import LocalJobs
@@ -51,11 +51,12 @@ L = TypeVar("L", bound=Launched)
 
 @contextmanager
 def launched_in(
-    folder: Path, config: JobsConfig, most: int, make: Callable[[Path, Jobs], L]
+    folder: Path, kind: Kind, config: JobsConfig, most: int, make: Callable[[Path, Jobs], L]
 ) -> Iterator[tuple[L, Jobs]]:
-    """Lock ``folder`` and open its jobs; yield what ``make`` makes of both, and the jobs.
-    ``config``, ``most``: see `open_jobs`. Raises ConfigError if the folder cannot be used."""
-    with population_folder(folder) as locked:
+    """Lock ``folder``, which is new or of this ``kind``, and open its jobs; yield what ``make``
+    makes of both, and the jobs. ``config``, ``most``: see `open_jobs`. Raises ConfigError if the
+    folder cannot be used."""
+    with population_folder(folder, kind) as locked:
         jobs = open_jobs(locked, config, most)
         try:
             launched = make(locked, jobs)

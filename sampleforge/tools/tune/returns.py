@@ -168,7 +168,7 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
         spec = _spec(asked, ranges, seconds, Path(scratch) / "sweep.yaml")
 
         config = JobsConfig(jobs=asked.jobs or 1)
-        with launched_in(folder, config, 1, partial(Sweep, spec)) as (sweep, jobs):
+        with launched_in(folder, "sweep", config, 1, partial(Sweep, spec)) as (sweep, jobs):
             sweep.propose(defaults)
             budget = Budget(sweep, 60.0 * minutes, seconds)
             told: dict[int, str] = {}

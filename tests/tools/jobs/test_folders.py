@@ -1,0 +1,52 @@
+"""Folders of runs, sweeps and populations: no command writes into one of another kind."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from sampleforge.cli import main
+
+FILES = {
+    "run": ["config.yaml", "results.json"],
+    "sweep": ["sweep.yaml", "study.db", "results.json"],
+    "population of runs": ["population.json", "results.json"],
+}
+ALGO = ["appo", "--env", "CartPole-v1", "--train-for-env-steps", "100"]
+SPEC = """
+algo: appo
+config: {env: CartPole-v1, train_for_env_steps: 100}
+search: {gamma: {low: 0.9, high: 0.99}}
+"""
+COMMANDS = {
+    "run": ["train", *ALGO, "--serial", "--run-dir", "folder"],
+    "sweep": ["sweep", "spec.yaml", "--folder", "folder"],
+    "population of runs": [
+        *("pbt", "--population", "2", "--folder", "folder", "--pbt-perturb", "learning-rate"),
+        *ALGO,
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [pair for pair in product(COMMANDS, FILES) if pair[0] != pair[1]]
+)
+def test_a_command_refuses_the_folder_of_another_kind_and_changes_nothing_in_it(
+    command: str,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(SPEC)
+    Path("folder").mkdir()
+    for name in FILES[kind]:
+        Path("folder", name).write_text(f"{name} of the {kind}")
+    before = {path: path.read_text() for path in Path("folder").rglob("*")}
+    assert main(COMMANDS[command]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"is the folder of a {kind} (it has {FILES[kind][0]})" in error
+    assert {path: path.read_text() for path in Path("folder").rglob("*")} == before
