@@ -70,7 +70,7 @@ REPORTS = {
     "track_group",
 }
 """Fields that say what a run reports, evaluates and keeps, and where."""
-_EVALUATED = ("evaluate_env", "evaluate_env_kwargs", "evaluate_function", "evaluate_stochastic")
+EVALUATED = ("evaluate_env", "evaluate_env_kwargs", "evaluate_function", "evaluate_stochastic")
 """Fields that say what an evaluation measures."""
 _REPORTING = {
     *REPORTS,
@@ -473,7 +473,7 @@ def notes_of_evaluations(stored: Any, left_open: Mapping[str, Any], config: Any)
     old, new = flat_fields(stored), flat_fields(config)
     changed = [
         typed(name, new[name])
-        for name in _EVALUATED
+        for name in EVALUATED
         if new[name] != old[name] and not _is_left(name, new[name], left_open)
     ]
     if not changed:

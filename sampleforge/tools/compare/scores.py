@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from sampleforge.config import ConfigError, difference, nearest
-from sampleforge.run.folder.stored_config import SAME_SETTING
+from sampleforge.config import ConfigError, difference, nearest, typed
+from sampleforge.run.folder.stored_config import EVALUATED, SAME_SETTING
 from sampleforge.tools.plots.curves import (
     MOST_NAMED,
     Curves,
@@ -19,6 +19,7 @@ from sampleforge.tools.plots.curves import (
     differences,
     finite_line,
     grouped,
+    in_words,
 )
 
 
@@ -237,6 +238,8 @@ def scored_settings(
     """
     envs = list(dict.fromkeys(run.env for run in runs))
     _check_names(rule.by, runs)
+    for env in envs:
+        _check_kinds([run for run in runs if run.env == env], rule)
     parts = [_counted(run, rule.by, len(envs) > 1) for run in runs]
     own = {id(part): run for part, run in zip(parts, runs, strict=True)}
     groups = grouped(parts)
@@ -270,13 +273,44 @@ def _counted(run: Curves, by: Sequence[str], several: bool) -> Curves:
 
 
 def _check_names(by: Sequence[str], runs: Sequence[Curves]) -> None:
-    """Raise ConfigError for a name of --by that is none."""
+    """Raise ConfigError for a name of --by that is none, or that tells no settings apart."""
     known = ["algo", "policy", *dict.fromkeys(name for run in runs for name in run.config)]
     for name in by:
+        if name.partition(".")[0] in SAME_SETTING:
+            raise ConfigError(
+                f"--by {name}: runs of one setting may differ in it, so that it tells no settings "
+                "apart; leave it out, or compare such runs by themselves"
+            )
         if name not in known:
             near = nearest(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"--by {name}: no run has a setting of that name{hint}")
+
+
+def _check_kinds(runs: Sequence[Curves], rule: ScoreRule) -> None:
+    """Raise ConfigError for runs in one environment whose scores measure different things."""
+    kinds: dict[str, list[str]] = {}
+    for run in runs:
+        kinds.setdefault(_measured(run, rule), []).append(run.name)
+    if len(kinds) > 1:
+        lines = "\n  ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items())
+        raise ConfigError(
+            f"the scores of these runs in {runs[0].env} (each the {rule.unit}) are of different "
+            f"kinds, and cannot be compared:\n  {lines}\ngive the runs of one kind at a time, or "
+            "train with the same flags"
+        )
+
+
+def _measured(run: Curves, rule: ScoreRule) -> str:
+    """Return the flags that say what the score of a run measures, as they are typed."""
+    if rule.of_training:
+        return typed("metrics_window", run.config.get("metrics_window", 100))
+    words = []
+    for name in EVALUATED:
+        inner = {n: v for n, v in sorted(run.config.items()) if n.startswith(f"{name}.")}
+        value = run.config.get(name) or {n.partition(".")[2]: v for n, v in inner.items()}
+        words += [typed(name, value)] if value else []
+    return " ".join(words) or "evaluations by default"
 
 
 def _labels(firsts: Sequence[Curves]) -> list[str]:
@@ -285,10 +319,19 @@ def _labels(firsts: Sequence[Curves]) -> list[str]:
     most = len({name for run in firsts for name in run.config})
     for number in (MOST_NAMED, most):
         words = [differences(run, firsts, number) for run in firsts]
-        labels = [", ".join(each) or run.algo for each, run in zip(words, firsts, strict=True)]
+        labels = [", ".join(each) or _alone(run) for each, run in zip(words, firsts, strict=True)]
         if len(set(labels)) == len(labels):
             break
     return labels
+
+
+def _alone(run: Curves) -> str:
+    """Return the label of a setting that nothing tells from others: its algorithm, or with --by
+    what is named there."""
+    if run.algo:
+        return run.algo
+    fields = [f"{name.replace('_', ' ')} {in_words(value)}" for name, value in run.config.items()]
+    return ", ".join(word for word in (run.policy, *fields) if word) or "all runs"
 
 
 def _check_cells(

@@ -198,13 +198,14 @@ def differences(run: Curves, firsts: Sequence[Curves], most: int = MOST_NAMED) -
     ]
     differing.sort(key=lambda name: not any(name in first.given for first in alike))
     for name in differing[:most]:
-        words.append(f"{name.replace('_', ' ')} {_shown(run.config.get(name))}")
+        words.append(f"{name.replace('_', ' ')} {in_words(run.config.get(name))}")
     if len(differing) > most:
         words.append(f"{len(differing) - most} more")
     return words
 
 
-def _shown(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """Return the value of a setting as a label has it."""
     if value is None or isinstance(value, bool):
         return "default" if value is None else "on" if value else "off"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -163,12 +163,56 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: Capture) -> 
         ([run, again, other, *both], "2 in CartPole-v1, 1 in Acrobot-v1"),
         ([run, longer, other, other2, *both], "train_for_env_steps: None -> 10"),
         ([run, "--by", "learning-rat"], "did you mean learning_rate?"),
+        ([run, again, "--by", "seed"], "--by seed: runs of one setting may differ in it"),
+        ([run, again, "--by", "metrics-window"], "--by metrics_window: runs of one setting"),
         ([run, "--normalise", "CartPole=0..1"], "did you mean CartPole-v1?"),
         ([run, "--normalise", "CartPole-v1=9..1"], "must be LOW..HIGH"),
     ]
     for words, message in cases:
         assert main(["compare", *words]) == 2, words
         assert message in capsys.readouterr().err, words
+
+
+def test_scores_of_different_kinds_are_not_compared(tmp_path: Path, capsys: Capture) -> None:
+    likely = run_with(tmp_path / "likely", [1.0], seed=1)
+    drawn = run_with(tmp_path / "drawn", [1.0], seed=2, evaluate_stochastic=True)
+    settings: dict[str, Any] = {"evaluate_interval": 100, "evaluate_env_kwargs": {"wind": 0}}
+    harder = run_with(tmp_path / "harder", [1.0], seed=3, **settings)
+    assert main(["compare", likely, drawn, harder]) == 2
+    error = capsys.readouterr().err
+    assert "in CartPole-v1 (each the evaluation) are of different kinds" in error
+    for line in (
+        "evaluations by default: likely",
+        "--evaluate-stochastic: drawn",
+        "--evaluate-env-kwargs wind=0: harder",
+    ):
+        assert f"\n  {line}\n" in error
+    again = run_with(tmp_path / "again", [2.0], seed=4, evaluate_stochastic=True)
+    (setting,) = compared(capsys, drawn, again)["settings"]
+    assert setting["seeds"] == 2
+
+
+def test_training_scores_over_different_numbers_of_episodes_are_not_compared(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    reports = [{"env_steps": 5, "wall_s": 1.0, "return_mean": 1.0}]
+    one = make_run(tmp_path / "one", reports, seed=1)
+    short = make_run(tmp_path / "short", reports, seed=2, metrics_window=10)
+    assert main(["compare", one, short]) == 2
+    error = capsys.readouterr().err
+    assert "\n  --metrics-window 100: one\n  --metrics-window 10: short\n" in error
+    evaluated = [
+        run_with(tmp_path / f"evaluated-{window}", [1.0], seed=window, metrics_window=window)
+        for window in (10, 100)
+    ]
+    assert compared(capsys, *evaluated)["settings"][0]["seeds"] == 2
+
+
+def test_a_setting_that_nothing_tells_apart_has_a_label(tmp_path: Path, capsys: Capture) -> None:
+    runs = [run_with(tmp_path / f"{n}", [1.0], seed=n, learning_rate=0.5) for n in (1, 2)]
+    for by, label in ((["learning-rate"], "learning rate 0.5"), (["policy"], "all runs")):
+        (setting,) = compared(capsys, *runs, "--by", *by)["settings"]
+        assert setting["label"] == label
 
 
 def test_atari_games_have_the_published_scale_unless_another_is_given() -> None:
