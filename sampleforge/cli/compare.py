@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
-from sampleforge.cli.plot import check_out, warn
+from sampleforge.cli.plot import check_file, check_given_once, check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
 from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.tools.jobs.jobs import FILE_WIDTH
@@ -66,12 +66,14 @@ def run(args: Sequence[str]) -> int:
     if not flags.runs:
         raise ConfigError("There is no run to compare; give run folders, as in compare runs/*")
     paths = [Path(folder) for folder in flags.runs]
-    for index, path in enumerate(paths):
-        if path.resolve() in [earlier.resolve() for earlier in paths[:index]]:
-            raise ConfigError(f"{path} is given twice, and would count as two seeds; leave out one")
+    check_given_once(paths, "count as two seeds")
     out = None if flags.out is None else check_out(flags.out)
-    if flags.csv is not None and not Path(flags.csv).parent.is_dir():
-        raise ConfigError(f"--csv {flags.csv}: there is no folder {Path(flags.csv).parent}")
+    estimates = None if flags.csv is None else check_file("--csv", flags.csv)
+    if out is not None and estimates is not None and out.resolve() == estimates.resolve():
+        raise ConfigError(
+            f"--out {flags.out} --csv {flags.csv}: the figure would replace the table; name two "
+            "files"
+        )
     from sampleforge.tools.compare.comparison import compare
     from sampleforge.tools.compare.scores import ScoreRule, scales
     from sampleforge.tools.plots.curves import read_curves
@@ -84,19 +86,30 @@ def run(args: Sequence[str]) -> int:
         ScoreRule(flags.score, flags.at, by),
         flags.resamples,
     )
-    if flags.csv is not None:
-        write_atomically(Path(flags.csv), to_csv(comparison).encode())
-    if out is not None:
-        from sampleforge.tools.compare.comparison import draw_comparison
-
-        draw_comparison(comparison, out)
     if not flags.json:
         show(comparison)
-        for written in (flags.csv, out):
+        for written in (estimates, out):
             if written is not None:
                 print(written)
-    print(to_json(comparison.plain()))
+    print(to_json(comparison.plain()), flush=True)  # whatever becomes of the files
+    write(comparison, estimates, out)
     return 0
+
+
+def write(comparison: Comparison, estimates: Path | None, out: Path | None) -> None:
+    """Write all estimates as CSV and draw the figure, into the files that were asked for. Raises
+    ConfigError if a file cannot be written."""
+    from sampleforge.tools.compare.comparison import draw_comparison
+
+    if estimates is not None:
+        try:
+            write_atomically(estimates, to_csv(comparison).encode())
+        except OSError as error:
+            raise ConfigError(
+                f"--csv {estimates} cannot be written: {error.strerror}; give another file"
+            ) from error
+    if out is not None:
+        draw_comparison(comparison, out)
 
 
 def show(comparison: Comparison) -> None:

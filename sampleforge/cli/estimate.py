@@ -92,17 +92,17 @@ def run(args: Sequence[str]) -> int:
     except CheckpointError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1
-    if out is not None:
-        from sampleforge.tools.estimate.estimates import draw_estimates
-
-        draw_estimates(result, NAMES, out)
     for warning in result["warnings"]:
         print(f"Warning: {warning}", file=sys.stderr)
     if not flags.json:
         print(_table(result, NAMES))
         if out is not None:
             print(out)
-    print(to_json(result))
+    print(to_json(result), flush=True)  # whatever becomes of the figure
+    if out is not None:
+        from sampleforge.tools.estimate.estimates import draw_estimates
+
+        draw_estimates(result, NAMES, out)
     return 0
 
 

@@ -12,7 +12,7 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import WatchedFlags
-from sampleforge.cli.plot import check_out
+from sampleforge.cli.plot import check_given_once, check_out
 from sampleforge.config import ConfigError, check_range
 from sampleforge.run.folder.files import to_json
 
@@ -51,6 +51,8 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(
             "Give the folders of the runs that play: sampleforge tournament runs/a runs/b"
         )
+    run_dirs = [Path(run_dir) for run_dir in flags.run_dirs]
+    check_given_once(run_dirs, "play against itself")
     out = None if flags.out is None else check_out(flags.out)
     from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.tools.tournament import play_tournament
@@ -58,7 +60,7 @@ def run(args: Sequence[str]) -> int:
     try:
         with flags.watched("tournament") as (display, alive):
             standings = play_tournament(
-                [Path(run_dir) for run_dir in flags.run_dirs],
+                run_dirs,
                 flags.episodes,
                 which=flags.checkpoint,
                 snapshots=flags.snapshots,
@@ -74,11 +76,11 @@ def run(args: Sequence[str]) -> int:
     plain = {"env": standings.env, "episodes": flags.episodes, **standings.plain()}
     if not flags.quiet:
         show(plain)
+    print(to_json(plain), flush=True)  # whatever becomes of the figure
     if out is not None:
         from sampleforge.tools.plots.win_rates import draw_win_rates
 
         draw_win_rates(standings.drawn(), out)
-    print(to_json(plain))
     return 0
 
 

@@ -63,11 +63,22 @@ def load_players(
             model, spec, _ = load_model(folder, config, which, policy)
             players.append(Player(name if policy is None else f"{name}/{policy}", model, spec))
         if snapshots:
+            taken = list(load_snapshots(folder, model))
+            called = snapshot_names(name, [env_steps for env_steps, _ in taken])
             players += [
-                Player(f"{name}@{short(env_steps)}", loaded, spec)
-                for env_steps, loaded in load_snapshots(folder, model)
+                Player(own, loaded, spec) for own, (_, loaded) in zip(called, taken, strict=True)
             ]
     return players
+
+
+def snapshot_names(name: str, env_steps: Sequence[int]) -> list[str]:
+    """Return the names of a run's snapshots that were taken at these env steps: with three digits,
+    or the exact number if the three digits are those of another one, too."""
+    digits = [short(number) for number in env_steps]
+    return [
+        f"{name}@{few if digits.count(few) == 1 else f'{number:,}'}"
+        for few, number in zip(digits, env_steps, strict=True)
+    ]
 
 
 def play_tournament(

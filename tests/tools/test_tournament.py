@@ -9,10 +9,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from sampleforge.cli import main
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
 from sampleforge.tools.games import GamePlayer, Standings, round_robin
+from sampleforge.tools.tournament import snapshot_names
 
 
 class HighestNumber(MultiAgentRows):
@@ -124,6 +126,21 @@ def test_the_agents_of_more_than_two_seats_are_shared():
         ((0, 1), 1.0),
         ((1, 0), 0.0),
     }
+
+
+def test_a_folder_that_is_given_twice_is_refused(tmp_path, capsys):
+    (tmp_path / "link").symlink_to(tmp_path / "duel")
+    assert main(["tournament", str(tmp_path / "duel"), str(tmp_path / "link")]) == 2
+    assert "link is given twice, and would play against itself" in capsys.readouterr().err
+
+
+def test_snapshots_whose_short_numbers_are_the_same_are_told_apart():
+    assert snapshot_names("duel", [5_000, 10_000_000, 10_040_000, 20_000_000]) == [
+        "duel@5k",
+        "duel@10,000,000",
+        "duel@10,040,000",
+        "duel@20M",
+    ]
 
 
 def test_the_standings_rank_the_players():

@@ -39,21 +39,27 @@ STYLE: Any = {
 }
 
 
+MISSING = 'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
+
+
 def save_figure(draw: Callable[[Any], Any], out: Path) -> None:
     """Save a figure into the file ``out``, whose suffix is the format. ``draw`` is called with
     matplotlib's class of figures and returns the figure. Raises ConfigError if matplotlib is
-    missing."""
+    missing, or the file cannot be written."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
-        ) from error
+        raise ConfigError(MISSING) from error
     with mpl.rc_context(STYLE):
         figure = draw(Figure)
         _keep_dollars(figure)
-        figure.savefig(out, dpi=DPI)
+        try:
+            figure.savefig(out, dpi=DPI)
+        except OSError as error:
+            raise ConfigError(
+                f"{out} cannot be written: {error.strerror or error}; give another --out"
+            ) from error
 
 
 def _keep_dollars(figure: Any) -> None:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -71,8 +71,13 @@ class Trial:
         """Env steps per second to compare: trained ones, or sampled ones without a learner."""
         if self.result is None:
             return 0.0
-        trained = self.result["trained_per_s"]
-        return float(self.result["sampled_per_s"] if trained is None else trained)
+        return float(self.result[f"{self.kind}_per_s"])
+
+    @property
+    def kind(self) -> Literal["trained", "sampled"]:
+        """What the env steps of the `score` were."""
+        no_learner = self.result is not None and self.result["trained_per_s"] is None
+        return "sampled" if no_learner else "trained"
 
     @property
     def setting(self) -> Mapping[str, Any]:
@@ -334,16 +339,18 @@ class Tuner:
 
     def _write(self, out: Path, best: Trial) -> None:
         """Write the best flags as a YAML file for --config."""
-        head = (
-            f"# Fastest on {best.setting['cores']} cores: {best.score:,.0f} env steps/s trained, "
-        )
-        head += f"by `sampleforge tune`.\n# {self._about_learning}\n"
+        head = f"# {headline(best)}, by `sampleforge tune`.\n# {self._about_learning}\n"
         write_tuned(self._console, self._asked, out, head, flags_of(best))
 
     @property
     def _about_learning(self) -> str:
         """What the flags mean for the learning."""
         return CHANGED if self._asked.allow_learning_changes else KEPT
+
+
+def headline(best: Trial) -> str:
+    """Return the rate of the fastest trial in words."""
+    return f"Fastest on {best.setting['cores']} cores: {best.score:,.0f} env steps/s {best.kind}"
 
 
 def _line(trial: Trial, search: Search) -> str:

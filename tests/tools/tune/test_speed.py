@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from sampleforge.cli.train import parse_config
-from sampleforge.tools.tune.speed import Search, Trial, directions, flags_of
+from sampleforge.tools.tune.speed import Search, Trial, directions, flags_of, headline
 from tests.support.variants import slow
 
 DEFAULTS = {
@@ -49,6 +49,15 @@ def test_the_search_finds_the_best_value_of_each_flag() -> None:
     assert best is not None
     assert best.flags == {"num_envs_per_worker": 128, "num_splits": 1, "inference": "worker"}
     assert flags_of(best)["batch_size"] == 2048
+
+
+def test_the_fastest_rate_is_named_by_what_was_compared() -> None:
+    def best(trained: float | None) -> Trial:
+        rates = {"trained_per_s": trained, "sampled_per_s": 2000.0}
+        return Trial("defaults", {}, {**rates, "setting": DEFAULTS})
+
+    assert headline(best(1500.0)) == "Fastest on 2 cores: 1,500 env steps/s trained"
+    assert headline(best(None)) == "Fastest on 2 cores: 2,000 env steps/s sampled"
 
 
 def test_the_search_goes_down_where_up_is_no_gain() -> None:
