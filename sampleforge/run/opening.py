@@ -22,6 +22,7 @@ from sampleforge.run.folder.initial import (
     kept_weights,
     places_of,
 )
+from sampleforge.run.folder.lock import check_kind
 from sampleforge.run.folder.replays import Replays
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.spec import EnvSpec, with_action_units
@@ -145,6 +146,7 @@ def open_run(
     warnings = check_datasets(asked, spec)
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
+    check_kind(folder.path, "run", "--run-dir")
     folder.create()
     resources.callback(folder.close)
     try:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.run.folder import stored_config
 from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically, writing
-from sampleforge.run.folder.lock import check_kind
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, trusted
 from sampleforge.runtime.folder_lock import lock_folder
 
@@ -152,10 +151,8 @@ class RunFolder:
         changes before `prepare`.
 
         The kernel releases the lock when this process ends, in any way. Raises ConfigError if
-        another run has the lock, the folder cannot be created or is that of a sweep or of a
-        population of runs, or a link in it leads out of it.
+        another run has the lock, the folder cannot be created, or a link in it leads out of it.
         """
-        check_kind(self.path, "run", "--run-dir")
         try:
             made = next((p for p in (self.path, self.path / ".lock") if not p.exists()), None)
             above = [folder for folder in self.path.parents if not folder.exists()]
