@@ -152,7 +152,10 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
     try:
         for part in _parts(data):
             fields.own_file(data, part)
-        _totals(data)
+        episodes, _ = _totals(data)
+        with Hdf5Files(data) as files:
+            if episodes:
+                files.episode(episodes - 1)  # its file may be gone: a new one would get its name
     except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
         raise ConfigError(f"{folder} cannot be recorded into: {error}; give another folder") from (
             error

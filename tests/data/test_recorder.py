@@ -337,3 +337,12 @@ def test_a_folder_of_a_dataset_is_no_file_and_the_difference_of_another_environm
         check_folder(
             tmp_path / "set", dataclasses.replace(SPEC, frame_skip=2, max_episode_steps=30)
         )
+
+
+def test_a_dataset_whose_last_file_is_gone_is_not_recorded_into(tmp_path: Path) -> None:
+    """A new file would have its name, and the links to the one that is gone would lead into it."""
+    record(config(tmp_path, serial=True), 300)
+    *_, last = sorted((tmp_path / "data").glob("part-*.hdf5"))
+    last.unlink()
+    with pytest.raises(ConfigError, match=f"cannot be recorded into: .*{last.name}"):
+        check_folder(tmp_path, open_dataset(tmp_path).spec)
