@@ -98,6 +98,7 @@ def run(args: Sequence[str]) -> int:
         fitting = [each for each, (file, _) in FIGURES.items() if (folders[0] / file).is_file()]
         name = fitting[0] if fitting and len(folders) == 1 else "curves"
     if name == "curves":
+        check_given_once(folders, "count as two seeds")
         _curves(folders, out, flags)
     else:
         _check(folders, name, flags)

@@ -53,6 +53,8 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     check_leaves(config.model.encode, spec)
     check_bounded_boxes(config.algo, spec.actions)
     unset = {n: v for n, v in _DEFAULTS.items() if getattr(config, n) in (None, "auto")}
+    if config.variable_experience:  # each row is a split of its own
+        unset.pop("num_splits", None)
     if "num_envs_per_worker" in unset:
         unset["num_envs_per_worker"] = max(1, unset["num_envs_per_worker"] // spec.num_agents)
     if "learning_starts" in unset:

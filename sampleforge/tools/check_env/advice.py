@@ -122,14 +122,25 @@ def _suggestion(
     if not preset:
         steps = float(f"{row.env_steps:.2g}")  # the measured runs end with a batch
         flags += [*shlex.split(row.flags), "--train-for-env-steps", f"{steps:.0f}"]
-        if row.algo in FROM_REPLAY and (values.get("observation_size") or 0.0) >= LARGE:
-            flags.append("--model.normalise-observations")
+        if row.algo in OF_CRITICS:
+            flags += _of_size(values, flags)
     beside = row.algo in FROM_REPLAY and cores > 1
     parts = simulation, row.seconds
     seconds = max(parts) if beside else sum(parts)
     if preset:  # some end by time
         seconds = preset_values(row.algo, preset).get("train_for_seconds", seconds)
     return Suggestion(_command(row.algo, config, preset, flags), row, seconds, simulation)
+
+
+def _of_size(values: Values, given: Sequence[str]) -> Iterator[str]:
+    """Yield the flags that algorithms with critics need for large numbers, and that are not given:
+    the others normalise observations and returns by themselves."""
+    normalise = "--model.normalise-observations"
+    if (values.get("observation_size") or 0.0) >= LARGE and normalise not in given:
+        yield normalise
+    size = max(abs(values.get(name) or 0.0) for name in ("reward_min", "reward_max"))
+    if size >= LARGE:
+        yield from ("--reward-scale", f"{1.0 / size:.0e}")
 
 
 def _fits(row: Measured, env: str) -> bool:

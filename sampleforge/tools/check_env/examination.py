@@ -194,12 +194,11 @@ class Examination:
         played.resets_apart = play.vector.spec.autoreset == "next_step"
         children = self._children()
         played.processes = max(0, len(children) - before)
-        used, waits = cpu_of(children), _waits()
+        used = cpu_of(children)
         try:
             self._step_until(play, played, monotonic() + PLAY_SHARE * self._seconds)
         except Exception:
             played.failure = traceback.format_exc().strip()
-        played.waits = _waits() - waits
         played.children_cpu_s = cpu_of(self._children()) - used
         played.errors = sum(seat.rebuilt for seat, _ in play.seats)
         played.traceback = next((s.fault for s, _ in play.seats if s.fault), "")
@@ -213,8 +212,9 @@ class Examination:
         length = end - sampled
         children, samples = self._children(), list[tuple[float, float]]()
         while (left := end - monotonic()) > 0 or played.env_steps < LEAST_STEPS:
+            before = _waits()
             took, used = play.step()
-            notes.take(took, used)
+            notes.take(took, used, slept=_waits() > before)
             done = 1.0 - max(0.0, left) / length
             if done >= WARM_UP and monotonic() - sampled >= length / SAMPLES:
                 if len(samples) % REFRESH == 0:
@@ -323,10 +323,13 @@ class Notes:
         self._look(every=True)
         self._begin()
 
-    def take(self, took: float, used: float) -> None:
-        """Note a step that took ``took`` seconds, in which this process computed for ``used``."""
+    def take(self, took: float, used: float, *, slept: bool) -> None:
+        """Note a step that took ``took`` seconds, in which this process computed for ``used``, and
+        whether it ``slept`` meanwhile."""
         play, played = self._play, self._played
         played.cpu.add(used)
+        if slept:
+            played.waited_s += max(0.0, took - used)
         ended = any(out.terminated[0] or out.truncated[0] for _, _, out in self._seats)
         apart = played.resets_apart
         is_reset = not any(out.valid[0] for _, _, out in self._seats) if apart else ended

@@ -98,7 +98,8 @@ class Played:
 
     ``steps`` and ``resets``: the times of steps, and of resets (``resets_apart``; else those of the
     steps that contain a reset). ``cpu``: processor times of this process in them;
-    ``children_cpu_s``: of the environment's own processes; ``waits``: how often the process slept.
+    ``children_cpu_s``: of the environment's own processes; ``waited_s``: what this process did not
+    compute of the steps and resets in which it slept; in the others it was other programs' turn.
     ``out_of_bounds``, ``not_finite``: the first such value, and how many steps had one.
     ``errors``: how often the environment raised; ``traceback``: the first time. ``failure``: what
     has ended the play early. ``masks``: how many masks were seen, ``mask_open``: how many of them
@@ -115,7 +116,7 @@ class Played:
     resets_apart: bool = True
     cpu: Spread = field(default_factory=Spread)
     children_cpu_s: float = 0.0
-    waits: int = 0
+    waited_s: float = 0.0
     leaves: dict[str, LeafSeen] = field(default_factory=dict)
     out_of_bounds: tuple[Outside, int] | None = None
     not_finite: tuple[str, int] | None = None

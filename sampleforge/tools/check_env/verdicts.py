@@ -77,8 +77,8 @@ def observations(spec: EnvSpec, played: Played) -> Iterator[Finding]:
                 "note",
                 "observations",
                 f"{name} has values up to {max(abs(leaf.low), abs(leaf.high)):g}",
-                "keep --model.normalise-observations on (Ape-X: turn it on), or scale them in the "
-                "environment",
+                "keep --model.normalise-observations on (SAC, CrossQ and TD3: turn it on), or "
+                "scale them in the environment",
             )
 
 
@@ -136,7 +136,8 @@ def bounds(played: Played) -> Finding:
     if played.out_of_bounds is not None:
         outside, count = played.out_of_bounds
         fault, _, remedy = outside.text.rpartition("; ")
-        text = f"{fault} ({_share(count, played.env_steps)} of the steps)"
+        seen = played.env_steps + played.resets.count  # resets give observations, too
+        text = f"{fault} ({_share(count, seen)} of the observations)"
         return Finding("error" if outside.category else "warning", "bounds", text, remedy)
     return Finding("ok", "bounds", f"kept by all values of {played.env_steps:,} env steps")
 
@@ -379,9 +380,9 @@ def waiting(played: Played) -> float:
     """Return the fraction of the steps' time, 0 to 1, in which neither this process nor those of
     the environment used a processor; 0 if other programs were the reason."""
     seconds = played.steps.total + played.resets.total
-    if not seconds or played.waits < played.env_steps / 2:
+    if not seconds:
         return 0.0
-    return max(0.0, 1.0 - (played.cpu.total + played.children_cpu_s) / seconds)
+    return max(0.0, (played.waited_s - played.children_cpu_s) / seconds)
 
 
 def uneven(played: Played) -> float | None:
@@ -400,8 +401,13 @@ def throughput(speed: Speed, cores: int, played: Played) -> Finding:
     text = (
         f"{speed.per_s:,.0f} env steps/s in one process with {speed.rows} "
         f"row{'s' * (speed.rows > 1)}: 1M env steps take "
-        f"at least {human_time(million)} there, {human_time(million / cores)} on {cores} cores"
     )
+    if waiting(played) > WAITS_BELOW:  # more workers than cores make it shorter
+        text += f"{human_time(million)} there, where its rows wait one after another"
+    else:
+        text += (
+            f"at least {human_time(million)} there, {human_time(million / cores)} on {cores} cores"
+        )
     values = {
         "env_steps_per_s": speed.per_s,
         "waiting": waiting(played),

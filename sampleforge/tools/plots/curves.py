@@ -360,9 +360,18 @@ def _with_td_loss(run: Curves) -> Curves:
     return replace(run, reports=reports)
 
 
+def _titled(panel: Panel, runs: Sequence[Curves]) -> Panel:
+    """Return the panel of mean returns with the number of episodes that these runs average."""
+    if panel is not PANELS[0]:
+        return panel
+    windows = {run.config.get("metrics_window", 100) for run in runs}
+    of = f"{windows.pop():,}" if len(windows) == 1 else "the last"
+    return panel._replace(title=f"return, mean of {of} episodes")
+
+
 def _figure(settings: Sequence[Setting], look: Look, make_figure: Any) -> Any:
     runs = [run for setting in settings for run in setting.runs]
-    panels = [panel for panel in PANELS if panel.has_values(runs)]
+    panels = [_titled(panel, runs) for panel in PANELS if panel.has_values(runs)]
     columns = next((n for most, n in COLUMNS.items() if len(panels) <= most), MANY_COLUMNS)
     rows = max(1, math.ceil(len(panels) / columns))
     width = PANEL[0] * columns

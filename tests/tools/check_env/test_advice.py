@@ -46,6 +46,7 @@ def commands(env: str, **values: Any) -> list[str]:
         (BOX, {}, f"appo --env {BOX} --train-for-env-steps 200000"),
         (BOX, {"per_s": 200.0}, f"crossq --env {BOX} --learning-starts 500"),
         (BOX, {"per_s": 200.0, "observation_size": 1e5}, "--model.normalise-observations"),
+        (BOX, {"per_s": 200.0, "reward_min": -2e5, "reward_max": 3.0}, "--reward-scale 5e-06"),
         (BOX, {"per_s": 33.0, "waiting": 0.97}, "crossq --env"),
         ("tests.support.goal_envs:GoalCodeEnv", {}, "--her --no-decorrelate"),
         (
@@ -87,6 +88,9 @@ def test_every_command_can_be_pasted(env: str, values: dict[str, float]) -> None
     numbers = {"env_steps_per_s": 33.0, "episodes": 0.0, "observation_size": 1e5, **values}
     for each in advise(config, spec, numbers, 2).suggestions:
         program, verb, algo, *flags = shlex.split(each.command)
+        assert len({flag for flag in flags if flag.startswith("--")}) == len(
+            [flag for flag in flags if flag.startswith("--")]
+        ), "no flag is given twice"
         assert (program, verb) == ("sampleforge", "train")
         given, _ = parse_command(algo, flags)
         assert (given.env, given.max_episode_steps) == (env, 30) and given.clip_observations

@@ -205,9 +205,8 @@ def played(step_s: float, *, slow_s: float = 0.0, cpu: float = 1.0) -> Played:
     """A play of 1,000 steps of ``step_s``, of which 20 take ``slow_s``, if it is given. ``cpu``:
     the fraction of the time in which a processor was used."""
     steps = [step_s] * 980 + [slow_s or step_s] * 20
-    waits = 1000 if cpu < 1 else 0
     used = Spread(cpu * seconds for seconds in steps)
-    return Played(steps=Spread(steps), cpu=used, waits=waits)
+    return Played(steps=Spread(steps), cpu=used, waited_s=(1 - cpu) * sum(steps))
 
 
 def test_steps_that_take_uneven_times_are_told_apart_from_those_of_a_busy_machine() -> None:
@@ -217,6 +216,10 @@ def test_steps_that_take_uneven_times_are_told_apart_from_those_of_a_busy_machin
     busy = played(1e-3, slow_s=0.1)
     busy.cpu = Spread([1e-3] * 1000)
     assert verdicts.uneven(busy) is None, "it computed for as long in every step"
+    seldom = played(1e-5, slow_s=0.02)
+    seldom.cpu, seldom.waited_s = Spread([1e-5] * 1000), 20 * 0.02
+    assert verdicts.waiting(seldom) == pytest.approx(0.4 / 0.4098), "it waits in 2% of its steps"
+    assert verdicts.uneven(seldom) == pytest.approx(2000.0, rel=0.01)
 
 
 @pytest.mark.long
@@ -233,7 +236,7 @@ def test_other_programs_that_slow_it_down_are_named() -> None:
     noted = verdicts.throughput(speed, 2, played(1e-3))
     assert noted.verdict == "note" and "had its processor for 60% of the time" in noted.text
     waits = verdicts.throughput(speed, 2, played(1e-3, cpu=0.4))
-    assert waits.verdict == "ok" and "1M env steps take at least 16.7 min" in waits.text
+    assert waits.verdict == "ok" and "16.7 min there, where its rows wait one after" in waits.text
 
 
 def limited(limit: int | None) -> EnvSpec:

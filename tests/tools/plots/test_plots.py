@@ -230,7 +230,16 @@ def test_returns_are_drawn_after_each_episode(tmp_path, drawn):
     lines = [f"{r},1,0.5,{at},{n},0,0,0.1\n" for n, (r, at) in enumerate(episodes)]
     lines += [f"99,1,0.5,200,9,0,{row},0.{row}\n" for row in (2, 3)]
     (tmp_path / "run" / "episodes.csv").write_text(head + "".join(lines) + "7,1,0.5")
-    (curve,) = panels(drawn(run))["return, mean of 100 episodes"].lines
+    (curve,) = panels(drawn(run))["return, mean of 2 episodes"].lines
     assert curve.get_xydata().tolist() == [[100, 3], [150, 6], [250, 12]]
-    (curve, _) = panels(drawn(run, "--smooth", "0.5"))["return, mean of 100 episodes"].lines
+    (curve, _) = panels(drawn(run, "--smooth", "0.5"))["return, mean of 2 episodes"].lines
     assert curve.get_xydata().tolist() == [[100, 10], [200, 20], [300, 30]]
+
+
+def test_a_run_that_is_given_twice_is_not_two_seeds(tmp_path, capsys):
+    run = make_run(tmp_path / "run", reports(4))
+    again = tmp_path / "elsewhere" / ".." / "run"
+    (tmp_path / "elsewhere").mkdir()
+    assert main(["plot", str(run), str(again), "--out", str(tmp_path / "x.png")]) == 2
+    assert "is given twice, and would count as two seeds" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()

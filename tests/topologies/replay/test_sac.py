@@ -27,6 +27,7 @@ from sampleforge.spec import EnvSpec, action_specs
 from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.workers.metrics import DivergedError
 from tests.support.apex_graphs import (
@@ -257,3 +258,14 @@ def test_each_of_several_policies_acts_uniformly_in_its_own_first_steps(tmp_path
     for taken in TAKEN.values():
         # Of U(-1, 1); those of the policy that begins are near 0.
         assert len(taken) > 300 and np.mean(taken[-100:]) == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("algorithm", [SacConfig, CrossqConfig, Td3Config])
+def test_with_variable_experience_each_row_is_a_split(algorithm: Any) -> None:
+    for given, splits in (({}, 4), ({"num_splits": 2}, 2)):
+        config = algorithm(env="Pendulum-v1", device="cpu", variable_experience=True, **given)
+        spec = spec_of(config)
+        plan = pairing(config).plan(resolve_defaults(config, spec), spec, "cpu")
+        assert (plan.num_splits, plan.envs) == (splits, 4), given
+    plain = algorithm(env="Pendulum-v1", device="cpu")
+    assert resolve_defaults(plain, spec_of(plain)).num_splits == 1
