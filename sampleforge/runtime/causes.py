@@ -5,22 +5,32 @@ from __future__ import annotations
 import re
 
 HEAD = "Traceback (most recent call last):"
+ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
+"""The beginning of an error's line: its type."""
+FRAME = re.compile(r"^\s+File ", re.MULTILINE)
 LINK = re.compile(r"^(?:The above exception was|During handling of the above).*$", re.MULTILINE)
 
 
 def causes(text: str) -> str:
     """Return in one line the errors that the tracebacks in ``text`` end with, each with its type,
-    message and notes, and those that have caused it after it. Without a traceback: the last line,
-    which names the cause in messages that begin with the stacks of a process."""
-    found = [_error_of(part.strip()) for part in LINK.split(text.strip())]
-    return ", caused by ".join(filter(None, reversed(found)))
+    message and notes, and those that have caused it after it, if they say more. Of a message that
+    begins with the stacks of a process: the last line, which names the cause."""
+    found: list[str] = []
+    for part in reversed(LINK.split(text.strip())):
+        error = _error_of(part.strip())
+        if error and not (found and found[-1].startswith(error)):
+            found.append(error)
+    return ", caused by ".join(found)
 
 
 def _error_of(text: str) -> str:
     """Return the lines of one traceback after its last frame as one line."""
     _, found, rest = text.rpartition(HEAD)
-    if not found:  # no traceback, or a cause that was never raised, which has none
-        return text.splitlines()[-1].replace(" (the stacks are above)", "") if text else ""
     lines = [line for line in rest.splitlines() if line.strip()]
-    begin = next((i for i, line in enumerate(lines) if line[0] != " "), len(lines))
+    if not found:  # no traceback, or an error that was never raised, which has none
+        begin = next((i for i, line in enumerate(lines) if ERROR.match(line)), -1)
+        if not lines or begin < 0 or FRAME.search(text):
+            return lines[-1].replace(" (the stacks are above)", "") if lines else ""
+    else:
+        begin = next((i for i, line in enumerate(lines) if line[0] != " "), len(lines))
     return " ".join(line.strip() for line in lines[begin:])

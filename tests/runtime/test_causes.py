@@ -30,6 +30,16 @@ def test_every_error_is_named_the_last_one_first_with_its_notes() -> None:
     )
 
 
+def test_an_error_that_was_never_raised_has_its_notes_and_one_that_says_no_more_is_left_out() -> (
+    None
+):
+    ended = RuntimeError("the environment raised SystemExit(3)")
+    ended.add_note("(maze:Maze, row 0)")
+    ended.__cause__ = RuntimeError("the environment raised")
+    text = "".join(traceback.format_exception(ended))
+    assert causes(text) == "RuntimeError: the environment raised SystemExit(3) (maze:Maze, row 0)"
+
+
 def test_without_a_traceback_it_is_the_last_line() -> None:
     assert causes("Timeout!\n  File x\nE hangs (the stacks are above); raise it") == (
         "E hangs; raise it"
