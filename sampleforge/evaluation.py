@@ -97,10 +97,10 @@ def evaluate(
     other groups of agents play those.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator, or, if
-    the episodes are recorded behind others, another one. Return
-    ``returns``, the return of each episode, and the values that `sampleforge eval` prints:
-    return_mean, return_std, return_min, return_max, episodes, length_mean, episodes_cut (by a limit
-    that the environment itself does not have), stochastic, seed, env_steps (of the checkpoint).
+    the episodes are recorded behind others, another one. Return ``returns``, the return of each
+    episode, and the values that `sampleforge eval` prints: return_mean, return_std, return_min,
+    return_max, episodes, length_mean, episodes_cut (by a limit that the environment itself does not
+    have), stochastic, seed, env_steps (of the checkpoint).
     Numerical libraries have one thread meanwhile, because several are slower for a few rows. Raises
     ConfigError if the folder names code that ``trust`` does not cover, or if the exported policy is
     for other spaces than the environment's.
@@ -108,10 +108,7 @@ def evaluate(
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)
     config = trusted_config(folder, trust)
-    if seed is None:
-        seed = evaluation_seed(config.seed or 0)
-        if observers.recorder is not None:
-            seed += observers.recorder.stored  # else it would play the same episodes again
+    seed = _default_seed(config, observers) if seed is None else seed
     env, limit = _with_limit(config, max_episode_steps)
     count = episodes or EPISODES
     with ExitStack() as resources:
@@ -141,6 +138,13 @@ def evaluate(
         _warn_of_cuts(config, player, observers.display)
     env_steps = contestant.state.get("env_steps")
     return _results(player) | {"stochastic": stochastic, "seed": seed, "env_steps": env_steps}
+
+
+def _default_seed(config: AnyConfig, observers: Observers) -> int:
+    """Return the seed of the run's own evaluator; behind recorded episodes another one, which
+    depends on their number, or else the same episodes would be played again."""
+    stored = 0 if observers.recorder is None else observers.recorder.stored
+    return evaluation_seed(config.seed or 0) + stored
 
 
 def _results(player: EpisodePlayer) -> dict[str, Any]:

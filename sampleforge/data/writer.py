@@ -227,10 +227,13 @@ class DatasetWriter:
         self.dropped = fields.Dropped()
         self.goes_on = False
         self._told = (self.dropped, self.goes_on)
-        self._lock: int | None = None
         self._data.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_when_free(folder, LOCKS)
-        self._open()
+        self._lock: int | None = lock_when_free(folder, LOCKS)
+        try:
+            self._open()
+        except BaseException:
+            self.release()
+            raise
         self.size = sum(each.stat().st_size for each in self._data.iterdir())
 
     @property

@@ -130,15 +130,17 @@ class RecorderWorker(EventDriven):
     def _try(self, act: Callable[..., None], *args: Any) -> None:
         """Do one thing with the dataset, such as write an episode. If it fails, recording ends with
         a warning, and what would be lost if this worker was killed is lost."""
-        held = self._held()
+        writer = self._writer
+        before = 0 if writer is None else writer.in_segment
         try:
             act(*args)
         except OSError as error:
             log.warning(
                 "Recording has ended, training goes on: the dataset cannot be written: %s", error
             )
-            lost = self._held()
-            self._queue.lose(lost + 1 if args and lost == held else lost)  # 1: what was not written
+            # An episode that was given is in none of these unless it was written.
+            unwritten = bool(args) and writer is not None and writer.in_segment == before
+            self._queue.lose(self._held() + unwritten)
             self._queue.end()
             self._publish()
             if self._writer is not None:

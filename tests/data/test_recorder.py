@@ -278,6 +278,15 @@ def test_one_writer_at_a_time_has_a_dataset(tmp_path: Path, monkeypatch: Any) ->
     check_folder(tmp_path, SPEC)
     DatasetWriter(tmp_path, DatasetFormat(SPEC)).release()
 
+    def full(self: DatasetWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DatasetWriter, "_open", full)
+        with pytest.raises(OSError, match="No space"):
+            DatasetWriter(tmp_path, DatasetFormat(SPEC))
+    DatasetWriter(tmp_path, DatasetFormat(SPEC)).release()  # one that could not open holds no lock
+
 
 @pytest.mark.long
 def test_a_trained_policy_is_not_recorded_on_stacks_that_would_be_read_otherwise(
