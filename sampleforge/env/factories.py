@@ -90,12 +90,13 @@ def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
     imply."""
     if isinstance(env, kind):
         return env
-    of_gym = hasattr(env, "step") and hasattr(env, "reset") and "gym" not in sys.modules
+    is_alike = hasattr(env, "step") and hasattr(env, "reset")
+    needs_gym = is_alike and "gym" not in sys.modules and not isinstance(env, gym.Env | VectorEnv)
     raise ConfigError(
         f"{config.env} returned a value of type {type(env).__name__}, but must return a gymnasium "
         f"{kind.__name__}: a factory that takes num_envs returns a VectorEnv, any other an "
         "Env, of gymnasium or of PettingZoo"
-        + ("; what is written for the package gym needs it: pip install gym" if of_gym else "")
+        + ("; what is written for the package gym needs it: pip install gym" if needs_gym else "")
     )
 
 

@@ -258,6 +258,11 @@ RULES: tuple[Rule, ...] = (
         "no checkpoints are written with --benchmark and --sampler-only",
     ),
     (
+        "stop track",
+        lambda run: run.config.benchmark,
+        "a benchmark lasts --benchmark-seconds and writes no metrics",
+    ),
+    (
         " ".join(field.name for field in dataclasses.fields(PbtRulesConfig)),
         lambda run: not run.config.pbt,
         "there is no population; add --pbt",

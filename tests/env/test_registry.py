@@ -101,6 +101,10 @@ def test_the_bundled_families_are_found_through_their_entry_points() -> None:
         ),
         ("tests.support.envs:code_reward", "missing 3 required positional"),
         (f"{__name__}:not_an_env", "returned a value of type int, but must return a gymnasium Env"),
+        (
+            f"{__name__}:rows_of_no_argument",
+            r"VectorEnv, any other an Env, of \w+ or of PettingZoo$",
+        ),
         (f"{__name__}:not_a_vector", "a factory that takes num_envs returns a VectorEnv"),
     ],
 )
@@ -112,6 +116,10 @@ def test_a_wrong_name_is_answered_with_the_right_one(
         monkeypatch.delitem(gym.registry, name, raising=False)
     with pytest.raises((ConfigError, TypeError), match=message):
         vector(name)
+
+
+def rows_of_no_argument() -> gym.vector.VectorEnv[Any, Any, Any]:
+    return gym.make_vec("CartPole-v1", num_envs=4)
 
 
 def wrapped_cartpole() -> gym.Env[Any, Any]:

@@ -109,6 +109,8 @@ def told(config: AnyConfig) -> list[str]:
         (AppoConfig(**CARTPOLE, evaluate_episodes=50), ["--evaluate-episodes 50"]),
         (AppoConfig(**CARTPOLE, evaluate_episodes=50, evaluate_interval=1000), []),
         (AppoConfig(**CARTPOLE, benchmark_seconds=3.0), ["--benchmark-seconds 3.0"]),
+        (AppoConfig(**CARTPOLE, benchmark=True, stop=("loss<0",)), ["--stop 'loss<0'"]),
+        (AppoConfig(**CARTPOLE, benchmark=True, train_for_env_steps=9), []),
         (AppoConfig(**CARTPOLE, sampler_only=True, keep_checkpoints=9), ["--keep-checkpoints 9"]),
         (DdppoConfig(**CARTPOLE, num_ranks=1, rank_timeout=9.0), ["--rank-timeout 9.0"]),
         (DdppoConfig(**CARTPOLE, num_ranks=2, rank_timeout=9.0), []),

@@ -137,6 +137,12 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
     ]
 
 
+def _has_reported(path: Path) -> bool:
+    """Return whether a run has written reports. Raises ConfigError if ``path`` is none."""
+    file = RunFolder.existing(path).metrics_file
+    return file.is_file() and file.stat().st_size > 0
+
+
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested values by dotted name."""
     flat: dict[str, Any] = {}
@@ -341,10 +347,14 @@ def draw(
 
     Runs that differ only in their seeds are drawn as their mean, with a band, the 95% bootstrap
     interval of the mean over the seeds, as far as all of them have come, and a thin line for each.
-    ``log`` is told of damaged reports, which are left out. Raises ConfigError if a run has no
-    report yet, or if matplotlib is missing.
+    ``log`` is told of what is left out: damaged reports, and, beside others, runs without a report.
+    Raises ConfigError if no run has a report yet, or if matplotlib is missing.
     """
-    runs = [_with_td_loss(curves) for path in paths for curves in read_curves(path, log)]
+    begun = [path for path in paths if _has_reported(path)]
+    for path in paths:
+        if begun and path not in begun:
+            log(f"{path}: the run has not reported yet; it is left out")
+    runs = [_with_td_loss(curves) for path in begun or paths for curves in read_curves(path, log)]
     if not any(panel.has_values(runs) for panel in PANELS):
         raise ConfigError(f"{paths[0]}: the run has reported no metric that could be drawn yet")
     settings = settings_of(runs, group=look.group)

@@ -204,6 +204,14 @@ def test_a_run_without_reports_is_refused(tmp_path, capsys):
     assert "has not reported yet" in capsys.readouterr().err
 
 
+def test_a_run_without_reports_is_left_out_beside_others(tmp_path, capsys, drawn):
+    new, old = make_run(tmp_path / "a", []), make_run(tmp_path / "b", reports(3))
+    assert panels(drawn(new, old)).keys() == panels(drawn(old)).keys()
+    assert f"Warning: {new}: the run has not reported yet; it is left out" in (
+        capsys.readouterr().err
+    )
+
+
 def test_flags_of_learning_curves_are_refused_for_other_figures(tmp_path, capsys):
     run = make_run(tmp_path / "a", reports(3))
     (tmp_path / "a" / "lineage.jsonl").touch()
