@@ -17,7 +17,7 @@ from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
 
 CPU = torch.device("cpu")
 

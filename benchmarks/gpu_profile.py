@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.captured import CudaGraphs
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.forward import compile_passes
@@ -37,10 +37,10 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
-from sampleforge.topologies.critics_config import SacConfig
-from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.learner_maker import make_learner
-from sampleforge.topologies.ppo_config import AppoConfig
+from sampleforge.topologies.pairings.critics_config import SacConfig
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
+from sampleforge.topologies.pairings.ppo_config import AppoConfig
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.staged_acting import StagedActing, gather, scatter
 from tests.support.pairings import network_maker, plan_of
@@ -73,9 +73,9 @@ def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[B
     return builder.take(), plan
 
 
-def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> PpoLearner:
+def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> RolloutLearner:
     maker = network_maker(config, spec, 0)
-    learner: PpoLearner = make_learner(maker, plan, ResumePoint(0))
+    learner: RolloutLearner = make_learner(maker, plan, ResumePoint(0))
     if "compiled" in how:
         compile_passes(learner.model)
     if "graph" in how:

@@ -26,8 +26,8 @@ from machine import describe, table
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample
@@ -68,15 +68,15 @@ def ppo(
     builder.add(0)
     batch = builder.take()
 
-    def learner(loss: type[AppoLoss]) -> PpoLearner:
-        return PpoLearner(
+    def learner(loss: type[PpoLoss]) -> RolloutLearner:
+        return RolloutLearner(
             seeded_model(config.model, spec, 1),
             loss(config, config.gamma, normalises_returns=config.normalise_returns),
             config,
             LearnerPlace(CPU, seed=1),
         )
 
-    ours, plain = learner(AppoLoss), learner(LiteralLoss)
+    ours, plain = learner(PpoLoss), learner(LiteralLoss)
     difference = first_difference(config, learner, batch)
     return (
         lambda: void(ours.update(batch, 0.0)),
@@ -87,11 +87,11 @@ def ppo(
 
 
 def first_difference(
-    config: AppoConfig, learner: Callable[[type[AppoLoss]], PpoLearner], batch: Batch
+    config: AppoConfig, learner: Callable[[type[PpoLoss]], RolloutLearner], batch: Batch
 ) -> float:
     """Return the largest difference of the gradients of an update of a single step."""
     found = []
-    for loss in (AppoLoss, LiteralLoss):
+    for loss in (PpoLoss, LiteralLoss):
         one = learner(loss)
         one._config = replace(config, minibatch_size=config.batch_size, max_grad_norm=0.0)
         one.update(batch, 0.0)

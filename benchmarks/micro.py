@@ -8,9 +8,9 @@ averaging gradients over ranks.
 ``act``: an actor's whole call, which reads observations out of a slot, looks for newer weights,
 runs the network, samples, and writes actions, log-probabilities and values back; beside it the same
 call with every operation in torch. The floor is the network's forward pass alone, on an array that
-is there already: in torch, and in numpy (`models.mlp_pass`), if the network has that pass. Per env
-step, over the rows that go through it together. The ways take turns, and each figure is the lowest
-of several rounds.
+is there already: in torch, and in numpy (`models.numpy_forward`), if the network has that pass. Per
+env step, over the rows that go through it together. The ways take turns, and each figure is the
+lowest of several rounds.
 
 ``learn``: a learner's whole update, which turns a batch into experience, computes V-trace or GAE,
 the loss and all its metrics, clips, steps the optimiser and updates the normalisers. The floor is
@@ -40,7 +40,7 @@ from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.sampling import Stochastic, actor_critic_columns, sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_pass import MlpPass, has_pass
+from sampleforge.models.numpy_forward import NumpyForward, has_numpy_forward
 from sampleforge.peers.shm_group import MemoryRendezvous, RankMemory
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.slots import TrajectorySlots
@@ -92,9 +92,9 @@ def acting(case: str, rows: int, precision: Precision, device: str, seconds: flo
         for name, new_acting in {"call": sampling, "call in torch": in_torch}.items():
             place = ActingPlace(torch.Generator().manual_seed(0), precision=precision)
             ways[name] = asking(partial(new_acting, new_model(), weights, place), slots)
-        if has_pass(model) and precision == "fp32":
+        if has_numpy_forward(model) and precision == "fp32":
             arrays = {name: leaf[0, 0] for name, leaf in slots.obs.items()}
-            ways["network in numpy"] = partial(MlpPass(model), arrays)
+            ways["network in numpy"] = partial(NumpyForward(model), arrays)
     lowest = dict.fromkeys(ways, float("inf"))
     for _ in range(ROUNDS):
         for name, way in ways.items():

@@ -18,8 +18,8 @@ import torch
 
 import sampleforge as sf
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.env.probe import probe
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector, StepOut
@@ -97,8 +97,8 @@ def train(config: sf.AppoConfig) -> Iterator[tuple[int, float, dict[str, float]]
     torch.set_num_threads(1)  # for networks this small, threads cost more than they save
     spec = probe(config)
     model = ActorCritic(config.model, spec.observations, spec.actions)
-    loss = AppoLoss(config, config.gamma)
-    learner = PpoLearner(model, loss, config, LearnerPlace(CPU, seed=1))
+    loss = PpoLoss(config, config.gamma)
+    learner = RolloutLearner(model, loss, config, LearnerPlace(CPU, seed=1))
     shape = SlotShape(ROLLOUT, ROWS, spec, model.state_size)
     slots = TrajectorySlots(SLOTS_PER_BATCH, shape)
     batches = BatchBuilder(slots, SLOTS_PER_BATCH)

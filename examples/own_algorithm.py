@@ -29,7 +29,7 @@ from sampleforge.algorithms.experience import Experience
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.losses import Loss
 from sampleforge.algorithms.ppo.algorithm import PPO
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.masked import masked_mean, valid_total
 from sampleforge.ops.running_stats import Gather
@@ -88,9 +88,9 @@ class A2cLoss(Loss):
         }
 
 
-def new_learner(config: A2cConfig, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
+def new_learner(config: A2cConfig, network: ActorCritic, place: LearnerPlace) -> RolloutLearner:
     """Return the learner of batches of rollouts, with this loss."""
-    return PpoLearner(network, A2cLoss(config), config, place)
+    return RolloutLearner(network, A2cLoss(config), config, place)
 
 
 def never(config: A2cConfig) -> bool:

@@ -30,13 +30,13 @@ from sampleforge.algorithms.experience import Experience
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.losses import Loss, SumOfLosses
 from sampleforge.algorithms.ppo.algorithm import PPO
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.masked import masked_mean, valid_total
 from sampleforge.ops.running_stats import Gather
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.ppo_defaults import APPO
+from sampleforge.topologies.pairings.ppo_defaults import APPO
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class RewardPrediction(Loss):
         return self._coeff * mean / scale.square(), {"prediction_error": mean}
 
 
-def new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
+def new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> RolloutLearner:
     """Return PPO's learner with the sum of both losses."""
-    ppo = AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns)
-    return PpoLearner(network, SumOfLosses(ppo, RewardPrediction(config)), config, place)
+    ppo = PpoLoss(config, config.gamma, normalises_returns=config.normalise_returns)
+    return RolloutLearner(network, SumOfLosses(ppo, RewardPrediction(config)), config, place)
 
 
 def new_network(config: Any, spec: EnvSpec) -> ActorCritic:

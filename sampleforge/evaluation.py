@@ -100,10 +100,10 @@ def evaluate(
     the episodes are recorded behind others, another one. Return ``returns``, the return of each
     episode, and the values that `sampleforge eval` prints: return_mean, return_std, return_min,
     return_max, episodes, length_mean, episodes_cut (by a limit that the environment itself does not
-    have), stochastic, seed, env_steps (of the checkpoint).
-    Numerical libraries have one thread meanwhile, because several are slower for a few rows. Raises
-    ConfigError if the folder names code that ``trust`` does not cover, or if the exported policy is
-    for other spaces than the environment's.
+    have), stochastic, seed, env_steps (of the checkpoint). Numerical libraries have one thread
+    meanwhile, because several are slower for a few rows. Raises ConfigError if the folder names
+    code that ``trust`` does not cover, or if the exported policy is for other spaces than the
+    environment's.
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)

@@ -39,7 +39,7 @@ POLL = 0.5
 def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
     """Run this process as a rank of ``world`` until the training ends; return the exit code.
     ``run(config, deployment)`` runs the session of rank 0. Raises ConfigError."""
-    from sampleforge.topologies.ranks_plan import check_world
+    from sampleforge.topologies.ranks.plan import check_world
 
     ours = check_world(config, world)
     return run(ours, LeadingRank(ours, world)) if world.rank == 0 else follow(ours, world)

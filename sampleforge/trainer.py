@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.config import says_stochastic
+from sampleforge.learner_states import LearnerStates
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.newest_policies import NewestPolicies
-from sampleforge.other_states import OtherStates
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.result import Result, dataframe
 from sampleforge.run.callback import Callback
@@ -34,7 +34,7 @@ from sampleforge.topologies.config import AnyConfig
 if TYPE_CHECKING:
     import pandas
 
-    from sampleforge.tools.export import Format
+    from sampleforge.tools.export.export import Format
 
 Report = dict[str, float]
 """The scalars of a report, by name; docs/metrics.md explains them."""
@@ -313,15 +313,15 @@ class Trainer:
         another model, or for a hyperparameter that cannot change, which names those that can; and
         CheckpointError if it is damaged.
         """
-        OtherStates(self._learning()).restore(path, with_ or {})
+        LearnerStates(self._learning()).restore(path, with_ or {})
 
     def export(
         self, path: str | Path, format: Format | None = None, policy: int | str = 0
     ) -> dict[str, Any]:
         """Write a policy, with its newest weights, to a file that runs without SampleForge; return
         the file's metadata. ``format``, the metadata and the errors are those of
-        `sampleforge.tools.export.export_policy`."""
-        from sampleforge.tools.export import export_policy
+        `sampleforge.tools.export.export.export_policy`."""
+        from sampleforge.tools.export.export import export_policy
 
         acting, ids = self._acting(policy), self.policies
         details: dict[str, Any] = {"env_steps": self.session.graph.progress.env_steps}
@@ -415,7 +415,7 @@ class Trainer:
         Raises ValueError, before anything changes, for weights that are not those of the model or
         not finite.
         """
-        states = OtherStates(self._learning())
+        states = LearnerStates(self._learning())
         states.set_weights(self._newest().group(policy), weights)
 
     @says_stochastic

@@ -27,7 +27,7 @@ from sampleforge.shared.events import Event
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.devices import backend_and_device
-from sampleforge.topologies.ranks_plan import check_world
+from sampleforge.topologies.ranks.plan import check_world
 from sampleforge.torchrun import follower_graph
 from sampleforge.workers.group_member import MetricsSync
 from tests.support.rank_threads import on_ranks

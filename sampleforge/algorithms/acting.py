@@ -13,7 +13,7 @@ import torch
 
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import autocast, compile_passes, hold_weights
-from sampleforge.models.mlp_pass import MAX_ROWS
+from sampleforge.models.numpy_forward import MAX_ROWS
 from sampleforge.models.q_heads import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Progress

@@ -32,18 +32,17 @@ class Algorithm:
 
     ``new_network(config, spec)`` returns the network that is published, with initial weights from
     torch's global generator: all that acting, evaluations, exports and populations see.
-    ``new_learner(config, network, place)`` returns the learner of a network.
-    ``new_acting(config, network, weights, place)`` returns the policy that acts with the newest of
-    the shared weights (None: nothing acts, it learns from recorded data alone).
-    ``columns(config)``: what acting records beside observation, action, reward and flags, columns
-    [T, rows] of a slot, name -> dtype.
-    ``changeable``: the fields of the config that the learner can change during the training.
+    ``new_learner(config, network, place)`` returns the learner of a network. ``new_acting(config,
+    network, weights, place)`` returns the policy that acts with the newest of the shared weights
+    (None: nothing acts, it learns from recorded data alone). ``columns(config)``: what acting
+    records beside observation, action, reward and flags, columns [T, rows] of a slot, name ->
+    dtype. ``changeable``: the fields of the config that the learner can change during the training.
     ``whole_rollouts(config)``: whether a minibatch has whole rollouts, in their order in time.
     ``finish_rollout(config, weights)`` returns what completes the items of a replay where a rollout
     ends, in the actor (None: it does not learn from a replay). ``estimates_errors``: whether that
-    includes the TD error of each item, from which its first priority follows.
-    ``exploration(config, count)`` returns the exploration of ``count`` env rows, float32 [count],
-    the largest first (None: all rows explore alike).
+    includes the TD error of each item, from which its first priority follows. ``exploration(config,
+    count)`` returns the exploration of ``count`` env rows, float32 [count], the largest first
+    (None: all rows explore alike).
     """
 
     new_network: Callable[[Any, EnvSpec], ActorCritic | QNetwork]

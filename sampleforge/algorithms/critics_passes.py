@@ -16,7 +16,7 @@ from torch import Tensor
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics
 from sampleforge.models.encoders import Activation, Vector, derivative
-from sampleforge.models.mlp_passes import DensePasses, Layer, dense_passes, is_dense, is_trained
+from sampleforge.models.passes_by_hand import DensePasses, Layer, dense_passes, is_dense, is_trained
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 
@@ -78,14 +78,14 @@ class CriticPasses:
         result.index_add_(0, rows, self._hidden.input_gradient(by_output, rows, columns))
 
 
-class CriticsPasses:
+class AllCriticsPasses:
     """The passes of several critics; see `CriticPasses`."""
 
     def __init__(self, each: Sequence[CriticPasses]) -> None:
         self.each = each
 
     @classmethod
-    def of(cls, critics: Critics) -> CriticsPasses:
+    def of(cls, critics: Critics) -> AllCriticsPasses:
         """Return those of critics without batch renormalisation."""
         return cls([CriticPasses(critics.layers, critics.act, n) for n in range(critics.count)])
 

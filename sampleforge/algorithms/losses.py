@@ -11,7 +11,7 @@ from torch import Tensor
 from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import Tensors
 from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_passes import ActorCriticPasses
+from sampleforge.models.passes_by_hand import ActorCriticPasses
 from sampleforge.ops.running_stats import Gather, Moments, alone, over_ranks
 
 MAXIMA = ("ratio_deviation",)

@@ -18,7 +18,7 @@ import torch
 from sampleforge.algorithms.acting import Acting, ActingPlace, Chooser
 from sampleforge.algorithms.correlated_noise import CorrelatedNoise, correlated_noise
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.mlp_pass import MlpPass, has_pass
+from sampleforge.models.numpy_forward import NumpyForward, has_numpy_forward
 from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD, ActionDistribution
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ACTION_MASK
@@ -37,8 +37,9 @@ class DirectActing:
     def __init__(
         self, model: ActorCritic, generator: torch.Generator, noise: CorrelatedNoise | None
     ) -> None:
-        """``model``: one that `has_pass`. ``noise``: of the boxes, if it is not independent."""
-        self._pass = MlpPass(model)
+        """``model``: one that `has_numpy_forward`. ``noise``: of the boxes, if it is not
+        independent."""
+        self._pass = NumpyForward(model)
         self._sampler = _sampler(model, generator)
         self._noise = noise
 
@@ -162,7 +163,7 @@ def _choice_workspace(actions: int, rows: int) -> _ChoiceWorkspace:
 
 
 class Boxes(AnyActions):
-    """Draws Box actions that are not squashed, from a Gaussian; see `ops.gaussian`. Their
+    """Draws Box actions that are not squashed, from a Gaussian; see `ops.distributions`. Their
     log-probability is that of float32 numbers: a slot must not round them any further."""
 
     def __init__(self, model: ActorCritic, generator: torch.Generator) -> None:
@@ -254,7 +255,7 @@ def sampling(
     ``noise_correlation``: of the noise of Box actions, see `CorrelatedNoise`."""
     generator, direct = place.generator, None
     noise = correlated_noise(noise_correlation, network, place)
-    if place.is_plain and has_pass(network):
+    if place.is_plain and has_numpy_forward(network):
         direct = DirectActing(network, generator, noise)
     choose = Stochastic(generator, noise)
     return Acting(network, weights, place, choose, actor_critic_columns, direct=direct)

@@ -53,7 +53,7 @@ def run(args: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
     from sampleforge.run.folder.checkpoint import CheckpointError
-    from sampleforge.tools.export import ExportError, export_run
+    from sampleforge.tools.export.export import ExportError, export_run
 
     given = {"model.encoder": flags.encoder, "model.head": flags.head}
     repeated = {name: value for name, value in given.items() if value is not None}

@@ -484,7 +484,7 @@ def _nested(cls: type[Any]) -> dict[str, type[Any]]:
 
 
 def part_title(part: type[Any]) -> str:
-    """Return the name of a part's group: the last word of the class's name (AppoLossConfig:
+    """Return the name of a part's group: the last word of the class's name (PpoLossConfig:
     loss)."""
     words: list[str] = re.findall("[A-Z][a-z0-9]*", part.__name__.removesuffix("Config"))
     return words[-1].lower()

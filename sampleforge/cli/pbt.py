@@ -22,8 +22,8 @@ from sampleforge.topologies.population_config import PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
     from sampleforge.tools.jobs.jobs import JobsScreen
-    from sampleforge.tools.population.across_runs import Population
-    from sampleforge.tools.population.settings import PopulationSettings
+    from sampleforge.tools.pbt.across_runs import Population
+    from sampleforge.tools.pbt.settings import PopulationSettings
 
 EXAMPLE = (
     "sampleforge pbt --population 4 --folder populations/cartpole "
@@ -74,8 +74,8 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.env.user_code import make_cwd_importable
     from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
-    from sampleforge.tools.population.across_runs import Population
-    from sampleforge.tools.population.table import news, table
+    from sampleforge.tools.pbt.across_runs import Population
+    from sampleforge.tools.pbt.table import news, table
 
     make_cwd_importable()
     settings = population_settings(flags, config)
@@ -110,9 +110,9 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     """Return the settings of the population. Raises ConfigError for flags that do not fit."""
     import numpy as np
 
-    from sampleforge.populations.population_rules import check_own, offered_shaping, rules_of
-    from sampleforge.tools.population.member_change import MemberRules
-    from sampleforge.tools.population.settings import PopulationSettings
+    from sampleforge.populations.rules import check_own, offered_shaping, rules_of
+    from sampleforge.tools.pbt.member_change import MemberRules
+    from sampleforge.tools.pbt.settings import PopulationSettings
 
     check_own(config)
     ids = [str(index) for index in range(flags.population)]
@@ -136,7 +136,7 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
 
 def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:
     """Print the members and the result; return the exit code: 1 if no member has finished."""
-    from sampleforge.tools.population.table import table
+    from sampleforge.tools.pbt.table import table
 
     summary = population.summary()
     screen.console.print(table(population.members()))

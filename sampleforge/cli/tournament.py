@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> int:
     check_given_once(run_dirs, "play against itself")
     out = None if flags.out is None else check_out(flags.out)
     from sampleforge.run.folder.checkpoint import CheckpointError
-    from sampleforge.tools.tournament import play_tournament
+    from sampleforge.tools.tournament.tournament import play_tournament
 
     try:
         with flags.watched("tournament") as (display, alive):

@@ -86,14 +86,12 @@ class EpisodeAssembler:
     """Collects the steps of each env row until its episode ends.
 
     Only episodes with their first steps are collected: the rest of an episode that began in a
-    rollout that does not admit it, or in which the sampler has dropped a step, is left out, and
-    counted in ``skipped_steps``. If later steps are missing, the episode is cut before them. While
-    the unfinished episodes take more than ``limit`` bytes, the largest one is cut, and goes on in
-    another part.
+    rollout that does not admit it, or in which the sampler has dropped a step, is left out. If
+    later steps are missing, the episode is cut before them. While the unfinished episodes take more
+    than ``limit`` bytes, the largest one is cut, and goes on in another part.
     """
 
     def __init__(self, spec: EnvSpec, limit: int) -> None:
-        self.skipped_steps = 0
         self._limit = limit
         self._leaves = tuple(spec.observations)
         self._same_step = spec.autoreset == "same_step"
@@ -140,7 +138,6 @@ class EpisodeAssembler:
         if first[0]:
             self._begin(env_row, rollout, 0)
         if env_row not in self._open and not (rollout.about.admits and first.any()):
-            self.skipped_steps += int(valid.sum())
             return
         if rollout.shortened is not None and rollout.shortened[row] and env_row in self._open:
             self._open[env_row].shortened = True
@@ -182,7 +179,6 @@ class EpisodeAssembler:
         """Take the steps from ``begin`` to ``end`` - 1; ``last``: the observation after them."""
         episode, row = self._open.get(env_row), env_row.row
         if episode is None:
-            self.skipped_steps += end - begin
             return
         for name, column in rollout.columns.items():
             if name == "first" or name == "valid" or name.startswith("recorded/"):

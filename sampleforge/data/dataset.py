@@ -3,7 +3,7 @@
 A dataset is data from an unknown source: arrays and JSON. Nothing in it is imported, unpickled or
 made into an environment; a dataset whose metadata has no spaces, for which Minari would make the
 environment that it names, is refused. So is one that leads to files outside of its folder, or
-whose arrays are not as long and as large as they must be (`sampleforge.data.stored_episodes`).
+whose arrays are not as long and as large as they must be (`sampleforge.data.episode_files`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
-from sampleforge.data.stored_episodes import ArrowEpisodes, Hdf5Episodes
+from sampleforge.data.episode_files import ArrowEpisodes, Hdf5Episodes
 from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
 from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.spec import (

@@ -190,7 +190,7 @@ def _described(what: str, found: FarFound) -> str:
     return f"{numbers} of {what}, the first one {found.value:g}"
 
 
-class Passes:
+class RowOrder:
     """The order of the rows of a dataset in pass after pass, each in a random order of its own."""
 
     def __init__(self, rows: int, seed: Sequence[int]) -> None:
@@ -223,7 +223,7 @@ class Mixture:
         self.parts = tuple(parts)
         self._rows = rows
         self._shares = np.asarray(weights, np.float64) / np.sum(weights)
-        self._passes = [Passes(part.num_rows, (seed, i)) for i, part in enumerate(parts)]
+        self._passes = [RowOrder(part.num_rows, (seed, i)) for i, part in enumerate(parts)]
 
     def batch(self, number: int) -> StoredBatch:
         """Return the ``number``-th batch, from 0 on."""

@@ -35,7 +35,7 @@ from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
 from sampleforge.data.assembler import RecordedEpisode
 from sampleforge.data.dataset import open_dataset
-from sampleforge.data.stored_episodes import Hdf5Files
+from sampleforge.data.episode_files import Hdf5Files
 from sampleforge.env.adapter import ActionAdapter, offset
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.ops.distributions import ActionDistribution

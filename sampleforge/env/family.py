@@ -67,15 +67,15 @@ class Family:
     ``claims`` returns whether an id has the form of this family's ids, even with a typing error;
     ``ids`` returns the existing ids (also without the simulator, if possible). ``meant`` returns
     the id of this family that an id of another library, or of an earlier version of the simulator,
-    means, or None; it answers without the simulator, too. ``requires`` is the
-    simulator's module, and ``extra`` the extra of `pip install "sampleforge[extra]"` that installs
-    it. ``make_single(config, render_mode)`` returns one environment, of gymnasium or PettingZoo;
+    means, or None; it answers without the simulator, too. ``requires`` is the simulator's module,
+    and ``extra`` the extra of `pip install "sampleforge[extra]"` that installs it.
+    ``make_single(config, render_mode)`` returns one environment, of gymnasium or PettingZoo;
     `describe` adds what its interface does not tell. ``make_vector(config, rows, seeds)`` obeys
     ``config.env_backend``; if it has a parameter ``threads``, it is given the number of threads in
-    which the rows may step. ``plain_kwargs``
-    promises that no string in env_kwargs names code to import or a file to load code from: a run
-    folder's strings then need no --trust. ``for_evaluation(config)`` returns the config of
-    evaluation episodes: without what changes episodes as an aid to learning."""
+    which the rows may step. ``plain_kwargs`` promises that no string in env_kwargs names code to
+    import or a file to load code from: a run folder's strings then need no --trust.
+    ``for_evaluation(config)`` returns the config of evaluation episodes: without what changes
+    episodes as an aid to learning."""
 
     name: str
     claims: Callable[[str], bool]

@@ -20,8 +20,8 @@ class RandomPlay:
     """``rows`` rows of ``config.env``, which the constructor creates. ``seats``: the env vector of
     each agent, with the arrays that its steps are written into; a single-agent environment has one.
     ``episodes``: those that ended with the last step; ``actions``: its actions, one dict per seat.
-    Two objects with the same arguments take the
-    same actions, as long as their action masks are the same."""
+    Two objects with the same arguments take the same actions, as long as their action masks are the
+    same."""
 
     def __init__(self, config: EnvConfig, rows: int, seed: int = 0) -> None:
         self.vector = make_vector(config, rows, row_seeds(seed, 0, 0, rows))

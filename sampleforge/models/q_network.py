@@ -29,8 +29,9 @@ class QNetwork(nn.Module):
 
     ``dueling``: Q = V + A - mean_a A (Wang et al. 2016, arXiv 1511.06581, eq. 9). ``head_size``:
     width of a hidden layer in each head, 0 for none. ``noisy_sigma``: initial sigma of the heads'
-    noisy layers, which use their means until `models.noisy.set_noise` is called (0: plain layers).
-    ``value_distribution``: the distribution of each action's return (None: Q-values alone).
+    noisy layers, which use their means until `set_noise` of `sampleforge.models.q_heads` is called
+    (0: plain layers). ``value_distribution``: the distribution of each action's return (None:
+    Q-values alone).
 
     In the output, ``parameters`` are the Q-values [..., A] and ``values`` the largest that the
     action mask allows, both in units of ``value_scale``, or, with ``in_returns_unit``, in that of

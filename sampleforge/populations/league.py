@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ DrawRule = Literal["uniform", "hard", "even"]
 snapshots that are hard to beat; or by ``w (1 - w)``, which prefers those of the same strength.
 ``w`` is the learning policy's win rate against the snapshot (prioritised fictitious self-play,
 Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z)."""
-DRAW_RULES: tuple[DrawRule, ...] = get_args(DrawRule)
 
 Floats = npt.NDArray[np.float64]
 

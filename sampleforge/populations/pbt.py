@@ -18,17 +18,17 @@ import numpy as np
 from sampleforge.config import ConfigError
 from sampleforge.env.place import POPULATION_STREAM
 from sampleforge.populations.lineage import FILE, Lineage, position, read
-from sampleforge.populations.population_rules import (
-    check_unchanged,
-    rules_of,
-    warning_of_start,
-)
 from sampleforge.populations.rounds import (
     Member,
     Value,
     changed,
     decide,
     least_episodes,
+)
+from sampleforge.populations.rules import (
+    check_unchanged,
+    rules_of,
+    warning_of_start,
 )
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
@@ -61,11 +61,10 @@ class MemberInRun:
     """A member as the driver knows it: its policy ``group``, the ``index`` of that, and its present
     ``hyperparameters``.
 
-    ``least``: number of its own episodes from which on it is rated.
-    ``number`` is that of the newest change that was sent to it; ``segment`` identifies its newest
-    segment.
-    ``counting`` is "no" from a copy until all of its environments have begun anew, "soon" until
-    what had ended before is taken from the queue, and "yes" while its episodes are its own.
+    ``least``: number of its own episodes from which on it is rated. ``number`` is that of the
+    newest change that was sent to it; ``segment`` identifies its newest segment. ``counting`` is
+    "no" from a copy until all of its environments have begun anew, "soon" until what had ended
+    before is taken from the queue, and "yes" while its episodes are its own.
     """
 
     index: int

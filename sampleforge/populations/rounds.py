@@ -4,7 +4,7 @@ hyperparameters, and their first values. Round: which members change, how, and w
 about it.
 
 Both populations decide with these functions: the policies of one run (`pbt.py`), whose changes
-travel through shared memory, and the population of runs (`sampleforge.tools.population`), whose
+travel through shared memory, and the population of runs (`sampleforge.tools.pbt`), whose
 changes are checkpoints. The functions are pure: members or hyperparameters, a rule and a random
 generator go in, and a decision comes out.
 """
@@ -24,7 +24,6 @@ from sampleforge.spec import ENV_PREFIX
 Value = float | bool | None
 """A hyperparameter's value; None for an option that is off."""
 Variant = Literal["sample-factory", "dexpbt", "truncation"]
-VARIANTS: tuple[Variant, ...] = ("sample-factory", "dexpbt", "truncation")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import yaml
 
 from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
-from sampleforge.populations.population_rules import check_unchanged
+from sampleforge.populations.rules import check_unchanged
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment

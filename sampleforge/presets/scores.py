@@ -25,9 +25,8 @@ class PresetScore:
     its environment, such as "gymnax", the protocol of another library; ``returns``: the mean return
     of the evaluation of each of the ``seeds``, raw; ``seconds``: how long each training took, from
     the start of the command to its end; ``env_steps``: how many each training made; ``episodes``:
-    how many each evaluation played;
-    ``settings``: the `digest` of the preset that was measured; ``same_at``: a later commit whose
-    code begins the training with the same weights, to the bit."""
+    how many each evaluation played; ``settings``: the `digest` of the preset that was measured;
+    ``same_at``: a later commit whose code begins the training with the same weights, to the bit."""
 
     algo: str
     preset: str

@@ -22,7 +22,7 @@ from sampleforge.run.folder.initial import (
     kept_weights,
     places_of,
 )
-from sampleforge.run.folder.lock import check_kind
+from sampleforge.run.folder.kinds import check_kind
 from sampleforge.run.folder.replays import Replays
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.spec import EnvSpec, with_action_units

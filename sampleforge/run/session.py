@@ -286,10 +286,10 @@ class Session:
                 tell(callback, "on_evaluation", self, evaluation)
         return scalars
 
-    def ask_learner(self, group: PolicyGroup, kind: str, payload: Any = None) -> Any:
+    def ask_learner(self, group: PolicyGroup, kind: str) -> Any:
         """Return the answer of a policy's learner to a request, while all workers work. Raises
         TimeoutError or WorkerDied, see `Runner.ask`."""
-        return self.runner.ask(group.learner, kind, payload, self.run_plan.answer_timeout)
+        return self.runner.ask(group.learner, kind, None, self.run_plan.answer_timeout)
 
     def callback_state(self) -> dict[str, Any]:
         """Return the plain values that the callbacks keep in checkpoints, and the tasks."""

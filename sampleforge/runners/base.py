@@ -65,10 +65,9 @@ def ignore(text: str) -> None:
 @dataclass(frozen=True)
 class RunnerContext:
     """What a runner is given beside its graph. ``env_timeout``: seconds that a worker may spend in
-    one step before it counts as hung; ``scratch``: the absolute path
-    of the folder for the working directories of their processes (None: a temporary one), unless
-    the run ``keeps_directory``: then they stay in the driver's.
-    ``alert`` is told of restarts, ``note`` of what is for the log alone.
+    one step before it counts as hung; ``scratch``: the absolute path of the folder for the working
+    directories of their processes (None: a temporary one), unless the run ``keeps_directory``: then
+    they stay in the driver's. ``alert`` is told of restarts, ``note`` of what is for the log alone.
 
     ``is_interrupted()``: the run is about to end by a signal, which may have ended what the
     environments run on, and workers by that: those that no checkpoint needs are neither restarted

@@ -1,4 +1,4 @@
-"""The lock of a folder, so that one command at a time writes into it."""
+"""The lock of a folder, so that one command at a time writes into it, and which locks are held."""
 
 from __future__ import annotations
 
@@ -45,3 +45,32 @@ def lock_folder(folder: Path, flag: str) -> int:
     os.ftruncate(handle, 0)
     os.write(handle, f"{os.getpid()}\n".encode())
     return handle
+
+
+class HeldLocks:
+    """The locks of files that processes of this machine hold now, read from the kernel's table
+    without touching the files. ``known``: False where there is no such table (it is Linux's)."""
+
+    def __init__(self, table: Path = Path("/proc/locks")) -> None:
+        self._held: set[tuple[int, int]] = set()
+        """(inode, device) and (inode, -pid) of each lock: the device number in the table is not
+        always that of the file."""
+        try:
+            lines = table.read_text().splitlines()
+        except OSError:
+            self.known = False
+            return
+        self.known = True
+        for line in lines:
+            words = line.split()
+            if len(words) < 6 or words[1] != "FLOCK":
+                continue
+            major, minor, inode = words[5].split(":")
+            self._held.add((int(inode), os.makedev(int(major, 16), int(minor, 16))))
+            self._held.add((int(inode), -int(words[4])))
+
+    def holds(self, lock: os.stat_result, owner: int | None) -> bool:
+        """Return whether a process holds the lock of a file. ``owner``: the process id in the
+        file."""
+        of_owner = owner is not None and (lock.st_ino, -owner) in self._held
+        return of_owner or (lock.st_ino, lock.st_dev) in self._held

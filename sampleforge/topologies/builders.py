@@ -40,7 +40,6 @@ from sampleforge.topologies.sampler_plan import SamplerPlan, nearest_minibatch
 from sampleforge.topologies.starts import ResumePoint
 
 NewModel = Callable[[], ActorCritic]
-NewActing = Callable[[], Acting]
 MakeEnv = Callable[[], EnvVector]
 
 
@@ -255,9 +254,9 @@ def in_threads(makers: Sequence[MakeEnv], wakeup: Wakeup) -> list[MakeEnv]:
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """An agent group as its policies see it: the ``algorithm`` that
-    trains them, its ``spec``, and the ``config`` and the ``plan`` of
-    their models, slots and batches. The number of workers, splits and rows is that of the run."""
+    """An agent group as its policies see it: the ``algorithm`` that trains them, its ``spec``, and
+    the ``config`` and the ``plan`` of their models, slots and batches. The number of workers,
+    splits and rows is that of the run."""
 
     algorithm: Algorithm
     config: Any

@@ -33,14 +33,14 @@ from sampleforge.workers.config import (
 )
 
 if TYPE_CHECKING:
-    from sampleforge.topologies.critics_config import CrossqConfig as CrossqConfig
-    from sampleforge.topologies.critics_config import SacConfig as SacConfig
-    from sampleforge.topologies.critics_config import Td3Config as Td3Config
-    from sampleforge.topologies.ddppo_config import DdppoConfig as DdppoConfig
-    from sampleforge.topologies.dqn_config import ApexConfig as ApexConfig
-    from sampleforge.topologies.marwil_config import MarwilConfig as MarwilConfig
-    from sampleforge.topologies.ppo_config import AppoConfig as AppoConfig
-    from sampleforge.topologies.pqn_config import PqnConfig as PqnConfig
+    from sampleforge.topologies.pairings.critics_config import CrossqConfig as CrossqConfig
+    from sampleforge.topologies.pairings.critics_config import SacConfig as SacConfig
+    from sampleforge.topologies.pairings.critics_config import Td3Config as Td3Config
+    from sampleforge.topologies.pairings.ddppo_config import DdppoConfig as DdppoConfig
+    from sampleforge.topologies.pairings.dqn_config import ApexConfig as ApexConfig
+    from sampleforge.topologies.pairings.marwil_config import MarwilConfig as MarwilConfig
+    from sampleforge.topologies.pairings.ppo_config import AppoConfig as AppoConfig
+    from sampleforge.topologies.pairings.pqn_config import PqnConfig as PqnConfig
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -256,14 +256,14 @@ AnyConfig = SamplingConfig | StoredRunConfig
 """The config of any algorithm."""
 
 _HOMES = {
-    "appo": "sampleforge.topologies.ppo_config:AppoConfig",
-    "pqn": "sampleforge.topologies.pqn_config:PqnConfig",
-    "apex": "sampleforge.topologies.dqn_config:ApexConfig",
-    "sac": "sampleforge.topologies.critics_config:SacConfig",
-    "crossq": "sampleforge.topologies.critics_config:CrossqConfig",
-    "td3": "sampleforge.topologies.critics_config:Td3Config",
-    "ddppo": "sampleforge.topologies.ddppo_config:DdppoConfig",
-    "marwil": "sampleforge.topologies.marwil_config:MarwilConfig",
+    "appo": "sampleforge.topologies.pairings.ppo_config:AppoConfig",
+    "pqn": "sampleforge.topologies.pairings.pqn_config:PqnConfig",
+    "apex": "sampleforge.topologies.pairings.dqn_config:ApexConfig",
+    "sac": "sampleforge.topologies.pairings.critics_config:SacConfig",
+    "crossq": "sampleforge.topologies.pairings.critics_config:CrossqConfig",
+    "td3": "sampleforge.topologies.pairings.critics_config:Td3Config",
+    "ddppo": "sampleforge.topologies.pairings.ddppo_config:DdppoConfig",
+    "marwil": "sampleforge.topologies.pairings.marwil_config:MarwilConfig",
 }
 
 

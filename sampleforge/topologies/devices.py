@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.peers.group import Member, Rendezvous
+from sampleforge.peers.group import PeerName, Rendezvous
 from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.peers.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes, lacking, resolve_device, this_machine
@@ -30,7 +30,7 @@ def local_rendezvous(
     devices: Sequence[str],
     timeout: float,
     gradient_bytes: int,
-    member: Member = "rank",
+    member: PeerName = "rank",
     extra_bytes: int = 0,
 ) -> GroupRendezvous:
     """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
@@ -51,7 +51,7 @@ def local_rendezvous(
     return GroupRendezvous(joins, note, (memory,))
 
 
-def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Backend, str]:
+def choose_backend(devices: Sequence[str], member: PeerName = "rank") -> tuple[Backend, str]:
     """Return the backend of torch's process groups, and the reason as text: nccl if each member on
     this machine has a GPU of its own, else gloo."""
     if not all(device.startswith("cuda") for device in devices):
@@ -62,7 +62,7 @@ def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Bac
     return "nccl", f"nccl: {gpus} GPUs for {len(devices)} {member}s"
 
 
-def member_devices(device: str, members: int) -> list[str]:
+def peer_devices(device: str, members: int) -> list[str]:
     """Return the device of each member: for "cuda" the GPUs in turn, each with its number, which
     torch wants where it makes one current; otherwise ``device``."""
     if device != "cuda":
@@ -75,7 +75,7 @@ def learner_devices(config: LearnersConfig, device: str) -> list[str]:
     """Return the device of each learner; ``device`` is the run's. Raises ConfigError for a device
     that the machine does not have, or that is of another kind than the run's."""
     if not config.learner_devices:
-        return member_devices(device, config.num_learners)
+        return peer_devices(device, config.num_learners)
     given = typed("learner_devices", config.learner_devices)
     for name in config.learner_devices:
         if name.split(":")[0] != device.split(":")[0]:
@@ -153,6 +153,6 @@ def group_node(index: int, config: SlotsRunConfig | ReplayRunConfig, plan: Any) 
 
 def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
     """Return (the backend, the reason for it as text, this rank's device)."""
-    devices = member_devices(device, world.local_size)
+    devices = peer_devices(device, world.local_size)
     backend, why = choose_backend(devices)
     return backend, why, devices[world.local_rank]

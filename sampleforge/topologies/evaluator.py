@@ -104,10 +104,9 @@ def add_evaluators(
     cores: tuple[int, ...] | None = None,
 ) -> tuple[Results, tuple[Edge, ...]]:
     """Add the evaluators of a policy, if the config has any. Return the queue of their results, and
-    their channels. All policies of a run are evaluated
-    with the same seed. ``learner``: name of the worker that publishes the weights. ``group``: the
-    agent group that the policy plays; ``playing``: the policies of the other ones. ``cores``: on
-    which they may run (None: on all)."""
+    their channels. All policies of a run are evaluated with the same seed. ``learner``: name of the
+    worker that publishes the weights. ``group``: the agent group that the policy plays;
+    ``playing``: the policies of the other ones. ``cores``: on which they may run (None: on all)."""
     count, interval = num_evaluators(config), config.evaluate_interval
     if interval is None:
         return None, ()

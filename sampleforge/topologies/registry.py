@@ -20,14 +20,15 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.ranks import wire_ranks, wire_world
-from sampleforge.topologies.ranks_plan import plan_ranks
+from sampleforge.topologies.ranks.plan import plan_ranks
+from sampleforge.topologies.ranks.wire import wire_ranks, wire_world
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.topologies.replay.wire import wire_replay
 from sampleforge.topologies.sampler_plan import Plan, one_row_each
-from sampleforge.topologies.slots import wire_slots
-from sampleforge.topologies.slots_plan import plan_slots
-from sampleforge.topologies.stored import StoredPlan, plan_stored, wire_stored
+from sampleforge.topologies.slots.plan import plan_slots
+from sampleforge.topologies.slots.wire import wire_slots
+from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
+from sampleforge.topologies.stored.wire import wire_stored
 
 AnyPlan = Plan | ReplayPlan | StoredPlan
 """The sizes of a run of any algorithm."""

@@ -256,9 +256,9 @@ class ActorWorker(EventDriven):
         self._count["env_s"][0] += perf_counter() - started
         self._count["split_steps"][0] += 1
         self._count_rebuilt(split)
-        for stream, out, episodes in zip(split.streams, outs, ended, strict=True):
+        for stream, out in zip(split.streams, outs, strict=True):
             if isinstance(stream, Stream):
-                stream.keep(out, episodes)
+                stream.keep(out)
                 self._account(split, stream, out)
                 stream.ask_final(out)
         if records := split.records(outs, ended):

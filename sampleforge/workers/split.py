@@ -32,8 +32,8 @@ class Split:
     seat during the current rollout, which is a `FrozenStream` while a frozen policy plays the seat.
     ``learning``: those that fill slots, in step with each other; ``stream`` is the first of them.
     ``stepping``: whether its environments are taking a step, which began at ``sent_at`` (of
-    ``monotonic``). ``rebuilt``: the number of rebuilt
-    environments that the counters already include.
+    ``monotonic``). ``rebuilt``: the number of rebuilt environments that the counters already
+    include.
     """
 
     def __init__(self, actor: int, index: int, env: EnvVector, rollouts: int) -> None:

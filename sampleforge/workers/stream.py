@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sampleforge.data.rollout_queue import KeptEpisodes, Rollout, RolloutSender
 from sampleforge.env.bounds import Bounds, Outside
-from sampleforge.env.vector import EnvVector, Episode, StepOut
+from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.models.normaliser import FAR, MANY_NUMBERS, WARM_UP
 from sampleforge.ops.far_values import (
     FarFromMean,
@@ -68,18 +68,17 @@ class Stream:
     those of the port. ``slot``: None between two rollouts. ``t``: the rollout's next step;
     ``begun_at``: its first step that was not a part of the rollout before; ``env_steps``: of the
     whole run when it began. ``valuing``: values of final observations have been requested.
-    ``carry`` holds the last observation of a rollout, with
-    which the next one begins, because the slot belongs to the learner by then. Leaves that the
-    slots store as single frames are written to ``carry`` at every step. ``overlap``: the steps that
-    the next rollout begins with, if sequences are drawn. ``before``: the recurrent state of the
-    last request. ``rollouts``: number of rollouts begun.
-    ``shortened``: the rows that began the rollout in an episode that decorrelation shortens, bool
-    [rows], if the rollout is recorded and there are any.
-    ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
-    ``dropped_steps``: the number of dropped env steps that the counters already include.
-    ``far_values``: number of rewards that were bounded, and of numbers in observations that were
-    far from the mean of their element, since the actor has last counted them. ``first_far``: the
-    first reward (under "a reward") and the first observation of each leaf, in words.
+    ``carry`` holds the last observation of a rollout, with which the next one begins, because the
+    slot belongs to the learner by then. Leaves that the slots store as single frames are written to
+    ``carry`` at every step. ``overlap``: the steps that the next rollout begins with, if sequences
+    are drawn. ``before``: the recurrent state of the last request. ``rollouts``: number of rollouts
+    begun. ``shortened``: the rows that began the rollout in an episode that decorrelation shortens,
+    bool [rows], if the rollout is recorded and there are any. ``bad_rollouts``: number of
+    successive rollouts with policy outputs that are not finite. ``dropped_steps``: the number of
+    dropped env steps that the counters already include. ``far_values``: number of rewards that were
+    bounded, and of numbers in observations that were far from the mean of their element, since the
+    actor has last counted them. ``first_far``: the first reward (under "a reward") and the first
+    observation of each leaf, in words.
 
     ``env``: the env vector of the seat. ``index`` is the stream's index in the arrays of each
     port's `Inference`."""
@@ -214,7 +213,7 @@ class Stream:
             final_obs={n: leaf[self.index] for n, leaf in self.inference.final_obs.items()},
         )
 
-    def keep(self, out: StepOut, episodes: list[Episode]) -> None:
+    def keep(self, out: StepOut) -> None:
         """Write into the slot the newest frames of stacks, and final observations, which the
         environments do not write there themselves."""
         if self.slots.stacks:

@@ -12,7 +12,7 @@ from sampleforge.algorithms.annealing import Annealing, annealings, check_learni
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.run.folder.stored_config import inherited
 from sampleforge.run.folder.versions import translated
-from sampleforge.topologies.ppo_config import AppoConfig
+from sampleforge.topologies.pairings.ppo_config import AppoConfig
 
 CHANGEABLE = ("learning_rate", "clip_ratio", "value_clip", "gamma")
 CONFIG = AppoConfig(env="CartPole-v1", train_for_env_steps=1000, learning_rate=0.5)

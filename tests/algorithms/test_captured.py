@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.algorithms import rollout_learner
 from sampleforge.algorithms.captured import CapturedWork, CudaGraphs
 from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo import learner as ppo_learner
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.models import mlp_passes
+from sampleforge.algorithms.rollout_learner import RolloutLearner
+from sampleforge.models import passes_by_hand
 from sampleforge.ops import returns
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.staging import side_stream, wait_for_copies
@@ -44,7 +44,7 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in torch where numpy is faster on a CPU: a device has no numpy, and the recorder of
     operations does not see it."""
     monkeypatch.setattr(returns, "linear_recurrence", returns.doubling)
-    monkeypatch.setattr(mlp_passes, "numpy_tanh_", torch.tanh_)
+    monkeypatch.setattr(passes_by_hand, "numpy_tanh_", torch.tanh_)
 
 
 def sac(**more: Any) -> Any:
@@ -59,7 +59,7 @@ def td3(**more: Any) -> Any:
     return td3_learner(td3_config(**more))
 
 
-def weights_of(learner: PpoLearner | DqnLearner) -> dict[str, torch.Tensor]:
+def weights_of(learner: RolloutLearner | DqnLearner) -> dict[str, torch.Tensor]:
     tensors, _ = learner.state()
     return tensors
 
@@ -88,7 +88,7 @@ def test_updates_from_a_graph_are_those_without_one(
     and other hyperparameters in between. The learning rates are numbers that float32, of
     which a graph's rate is, has exactly."""
     if not by_hand:
-        monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)
+        monkeypatch.setattr(rollout_learner, "passes_of", lambda model: None)
     chosen = config(
         **{"lr_schedule": "linear", "train_for_env_steps": 1000, "learning_rate": 2**-10, **more}
     )

@@ -14,7 +14,7 @@ from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.mlp_pass import MAX_ROWS, has_pass
+from sampleforge.models.numpy_forward import MAX_ROWS, has_numpy_forward
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, ArraySpec, action_specs
 from tests.support.action_spaces import BOX, DISCRETE, MIXED, UNEVEN
@@ -96,7 +96,7 @@ def test_actions_log_probs_and_values_are_those_of_torch(case: str) -> None:
         for in_torch in (True, False)
     ]
     like, taken = model(actions, 0, masked, **config), []
-    assert has_pass(like)
+    assert has_numpy_forward(like)
     for step in range(30):
         if step % 10 == 0:
             weights.publish(model(actions, 1 + step, masked, **config).state_dict(), step)
@@ -123,7 +123,7 @@ def test_actions_log_probs_and_values_are_those_of_torch(case: str) -> None:
     [{"core": "gru", "separate_critic": False}, {"activation": "silu"}],
 )
 def test_other_models_act_in_torch(other: dict[str, Any]) -> None:
-    assert not has_pass(model(DISCRETE, 0, False, **other))
+    assert not has_numpy_forward(model(DISCRETE, 0, False, **other))
 
 
 @pytest.mark.parametrize("actions", [DISCRETE, BOX, MIXED], ids=["discrete", "box", "mixed"])

@@ -28,7 +28,7 @@ from sampleforge.ops.q_learning import (
     rescale,
     unrescale,
 )
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.workers.metrics import Divergence
 from tests.support.apex_graphs import (
     apex_config,

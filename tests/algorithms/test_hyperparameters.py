@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.config import ConfigError
 from tests.support.learners import config, learner_of, one_batch
 
 
-def weights(learner: PpoLearner) -> list[torch.Tensor]:
+def weights(learner: RolloutLearner) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in learner.model.state_dict().values()]
 
 

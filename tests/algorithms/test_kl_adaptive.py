@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal, kl_divergence
 
+from sampleforge.algorithms import rollout_learner
 from sampleforge.algorithms.experience import experience_of
-from sampleforge.algorithms.ppo import learner as ppo_learner
-from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.ppo.update_kl import KL_STEPS, kl_of_update
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.ops.schedules import MAX_LEARNING_RATE, MIN_LEARNING_RATE
@@ -82,7 +82,7 @@ def test_a_rate_does_not_rise_on_updates_that_took_no_step() -> None:
 
 
 def test_other_schedules_take_no_additional_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)  # all are the model's
+    monkeypatch.setattr(rollout_learner, "passes_of", lambda model: None)  # all are the model's
     for schedule, passes in (("constant", 1), ("kl_adaptive", 3)):
         chosen = config(lr_schedule=schedule)
         learner, batch = learner_of(chosen), one_batch(chosen)
@@ -97,7 +97,7 @@ def test_other_schedules_take_no_additional_pass(monkeypatch: pytest.MonkeyPatch
 def test_the_kl_of_a_sample_of_a_large_batch_is_accurate(
     core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ppo_learner, "passes_of", lambda model: None)  # all are the model's
+    monkeypatch.setattr(rollout_learner, "passes_of", lambda model: None)  # all are the model's
     chosen = adaptive(num_envs_per_worker=256, batch_size=2048, model=ModelConfig(core=core))
     learner, batch = learner_of(chosen), one_batch(chosen)
     assert batch.valid.numel() > 1.5 * KL_STEPS
@@ -113,7 +113,7 @@ def test_the_kl_of_a_sample_of_a_large_batch_is_accurate(
 
 def whole_kl(chosen: AppoConfig, batch: Batch) -> float:
     """KL of the same update over the whole batch."""
-    learner: PpoLearner = learner_of(chosen)
+    learner: RolloutLearner = learner_of(chosen)
 
     def distribution() -> ActionDistribution:
         with torch.no_grad():

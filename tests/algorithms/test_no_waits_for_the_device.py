@@ -15,7 +15,7 @@ from sampleforge.algorithms.dqn.config import DqnConfig
 from sampleforge.algorithms.dqn.learner import DqnLearner
 from sampleforge.algorithms.exploring import epsilon_greedy
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.newest import SharedWeights
 from tests.support.graphs import updates
@@ -96,7 +96,7 @@ def test_the_watcher_reports_operations_that_wait_for_the_device(
 def test_updates_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    learning = watch(monkeypatch, PpoLearner, "update")
+    learning = watch(monkeypatch, RolloutLearner, "update")
     acting = watch(monkeypatch, Acting, "compute")
     chosen = config(**more, inference="worker")  # as on a device
     assert chosen.model.normalise_observations is not False and chosen.normalise_returns

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sampleforge.algorithms.experience import Experience
-from sampleforge.algorithms.ppo.learner import PpoLearner
 from sampleforge.algorithms.return_scale import HORIZON, ReturnScale, common_error
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.api import Trainer
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
@@ -262,7 +262,7 @@ def ended_in_places(rows: int, same_step: bool) -> tuple[Any, torch.Tensor]:
     return experience, draw()[0] - 1.0
 
 
-def fresh(chosen: AppoConfig) -> PpoLearner:
+def fresh(chosen: AppoConfig) -> RolloutLearner:
     """A learner as a run begins with."""
     learner = learner_of(chosen)
     learner.model.value_scale.zero_()

@@ -22,7 +22,7 @@ from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.replay.samples import Transitions
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import apex_config, build_apex, learner_worker, serial_rounds
 from tests.support.graphs import spec_of
 from tests.support.q_learning import DISCRETE, OBSERVATIONS, network, transitions

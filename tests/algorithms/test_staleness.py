@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sampleforge.algorithms.averaging import DataParallel
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.api import train
 from sampleforge.cli.running import run
 from sampleforge.config import ConfigError
@@ -21,9 +21,9 @@ from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.watches import StaleExperience
-from sampleforge.topologies import slots_plan
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.slots import plan as slots_plan
 from sampleforge.workers.metrics import ReportMetrics
 from tests.support.graphs import build, spec_of, updates
 from tests.support.learners import config, learner_of, one_batch
@@ -44,13 +44,13 @@ def aged(batch: Batch, columns: int) -> Batch:
     return dataclasses.replace(batch, version=version)
 
 
-def state_of(learner: PpoLearner) -> dict[str, torch.Tensor]:
+def state_of(learner: RolloutLearner) -> dict[str, torch.Tensor]:
     """What gradient steps change."""
     names = ("model/actor", "model/policy", "model/value_w", "model/value_b", "optimiser/")
     return {n: t for n, t in learner.state()[0].items() if n.startswith(names)}
 
 
-def moving_learner(**kwargs: Any) -> tuple[PpoLearner, Batch]:
+def moving_learner(**kwargs: Any) -> tuple[RolloutLearner, Batch]:
     """A learner whose optimiser has momentum, and a batch."""
     chosen = config(**kwargs)
     learner = learner_of(dataclasses.replace(chosen, max_policy_lag=10))

@@ -19,7 +19,7 @@ from sampleforge.models.q_heads import Quantiles, value_distribution
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.q_learning import midpoints, project, quantile_huber_loss, rescale, unrescale
 from sampleforge.replay.samples import Transitions, importance_weights
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of
 from tests.support.q_learning import ACTIONS, DISCRETE, HEADS, MASKED, OBSERVATIONS, transitions

@@ -24,7 +24,7 @@ FLOORS = {
     5: "topologies runners",
     6: "run",
     7: "populations",
-    8: "loaded_policy evaluation newest_policies other_states result presets",
+    8: "loaded_policy evaluation newest_policies learner_states result presets",
     9: "tools",
     10: "trainer torchrun api __init__",
     11: "cli __main__",

@@ -116,7 +116,8 @@ def test_misplaced_folders_are_found(folder: str, wrong: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "wrong"), [("test_config", False), ("test_ppo_learner", True), ("test_ops", True)]
+    ("module", "wrong"),
+    [("test_config", False), ("test_rollout_learner", True), ("test_ops", True)],
 )
 def test_misplaced_modules_are_found(module: str, wrong: bool) -> None:
     assert unmirrored(module) == wrong
@@ -129,7 +130,7 @@ def test_misplaced_modules_are_found(module: str, wrong: bool) -> None:
         ("from tests import test_config", ["tests.test_config"]),
         ("def f():\n    import tests.test_config", ["tests.test_config"]),
         ("from tests.conftest import x", ["tests.conftest"]),
-        ("from . import test_ppo_learner", ["tests.algorithms.test_ppo_learner"]),
+        ("from . import test_rollout_learner", ["tests.algorithms.test_rollout_learner"]),
         ("from tests.support.envs import CodeEnv", []),
         ("import torch.testing", []),
     ],

@@ -15,7 +15,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.cli import main
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.onnx_policy import OnnxPolicy
-from sampleforge.tools.policy_program import PolicyProgram
+from sampleforge.tools.export.program import PolicyProgram
 from sampleforge.topologies.config import AppoConfig
 from tests.support import recorded_envs
 

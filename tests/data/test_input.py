@@ -24,9 +24,9 @@ from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.rollouts.slots import Owner
 from sampleforge.spec import EnvSpaces, rescaled
 from sampleforge.topologies.config import ApexConfig, AppoConfig
-from sampleforge.topologies.datasets import check_recording
-from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
+from sampleforge.topologies.recorder import check_recording
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.workers import recorder
 from tests.support.apex_graphs import (

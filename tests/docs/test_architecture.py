@@ -28,7 +28,7 @@ def test_every_name_is_in_the_file_that_the_page_says(name: str, file: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("file", "name"), [("slots.py", "SlotsGroup"), ("replay/wire.py", "ReplayGroup")]
+    ("file", "name"), [("slots/wire.py", "SlotsGroup"), ("replay/wire.py", "ReplayGroup")]
 )
 def test_a_topology_with_several_policies_wires_them_where_the_page_says(
     file: str, name: str

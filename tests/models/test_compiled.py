@@ -23,7 +23,7 @@ from sampleforge.runtime.machine import lacking
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, SacConfig
-from sampleforge.topologies.critics_defaults import resolve_defaults
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.graphs import build, one_policy, spec_of, updates
 from tests.support.learners import SMALL, config, model_of

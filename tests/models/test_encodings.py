@@ -14,8 +14,8 @@ from sampleforge.algorithms.flat_parameters import flatten as flatten_parameters
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import Embedding, Vector
-from sampleforge.models.mlp_pass import MlpPass, has_pass
-from sampleforge.models.mlp_passes import passes_of
+from sampleforge.models.numpy_forward import NumpyForward, has_numpy_forward
+from sampleforge.models.passes_by_hand import passes_of
 from sampleforge.models.stacked import network_of_each_row
 from sampleforge.spec import action_specs, observation_specs
 
@@ -83,8 +83,8 @@ def test_the_quick_passes_of_a_vector_take_numbers_of_any_type(dtype: Any) -> No
     empty, first = torch.zeros(64, 0), torch.zeros(64, dtype=torch.bool)
     with torch.no_grad():
         expected = model.step(obs, empty, first)
-        assert has_pass(model)
-        outputs = MlpPass(model)({"obs": obs["obs"].numpy()})
+        assert has_numpy_forward(model)
+        outputs = NumpyForward(model)({"obs": obs["obs"].numpy()})
         assert np.allclose(outputs.head.T, expected.parameters, atol=1e-5)
         assert np.allclose(outputs.values, expected.values, atol=1e-5)
         network = torch.zeros(64, dtype=torch.int64)

@@ -28,9 +28,9 @@ from sampleforge.models.encoders import (
     out_of_place,
     to_be_loaded,
 )
-from sampleforge.models.mlp_pass import has_pass
-from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.normaliser import CLIP, LARGE_INTERVAL, make_normaliser
+from sampleforge.models.numpy_forward import has_numpy_forward
+from sampleforge.models.passes_by_hand import passes_of
 from sampleforge.models.stacked import is_stackable
 from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, observation_specs
@@ -229,7 +229,7 @@ def test_passes_by_hand_and_in_numpy_are_left_to_torch_where_layers_are_normalis
     for layer_norm in (False, True):
         model = model_of(VECTOR, spaces.Discrete(2), layer_norm=layer_norm)
         flatten_parameters(model)
-        direct = passes_of(model) is not None, has_pass(model), is_stackable(model)
+        direct = passes_of(model) is not None, has_numpy_forward(model), is_stackable(model)
         assert direct == (not layer_norm,) * 3
 
 

@@ -21,7 +21,7 @@ from sampleforge.models.q_heads import Noise, NoisyLinear, noisy_layers, set_noi
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.shared.newest import SharedWeights
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.topologies.replay.ladder import ladder_of
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of

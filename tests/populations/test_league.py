@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from sampleforge.populations.league import (
-    DRAW_RULES,
     LEARNER,
+    DrawRule,
     League,
     LeagueRules,
     expected_win_rate,
@@ -36,14 +37,14 @@ def random_case(seed):
     return rates, float(rng.uniform(0.2, 4.0)), float(rng.random()), rng
 
 
-@pytest.mark.parametrize("rule", DRAW_RULES)
+@pytest.mark.parametrize("rule", get_args(DrawRule))
 def test_weights_are_those_of_the_literal_formula(rule):
     for seed in SEEDS:
         rates, power, _, _ = random_case(seed)
         assert weights(rates, rule, power) == pytest.approx(literal(rates, rule, power))
 
 
-@pytest.mark.parametrize("rule", DRAW_RULES)
+@pytest.mark.parametrize("rule", get_args(DrawRule))
 def test_the_newest_weights_have_their_probability_and_the_window_bounds_the_rest(rule):
     for seed in SEEDS:
         rates, power, latest, rng = random_case(seed)
@@ -65,7 +66,7 @@ def test_hard_snapshots_are_preferred_by_one_rule_and_even_ones_by_the_other():
     assert hard[0] > hard[1] > hard[2] and even[1] > even[0] == pytest.approx(even[2])
 
 
-@pytest.mark.parametrize("rule", DRAW_RULES)
+@pytest.mark.parametrize("rule", get_args(DrawRule))
 def test_snapshots_that_always_lose_are_drawn_alike(rule):
     assert weights([1.0, 1.0, 1.0, 1.0], rule) == pytest.approx([0.25] * 4)
 

@@ -20,7 +20,7 @@ from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
-from sampleforge.populations.population_rules import takes
+from sampleforge.populations.rules import takes
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.reports.metrics import read_metrics

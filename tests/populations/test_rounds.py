@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.learning import changed, values
-from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS
-from sampleforge.algorithms.ppo.loss import APPO_LOSS_HYPERPARAMETERS
+from sampleforge.algorithms.ppo.config import PpoLossConfig
+from sampleforge.algorithms.ppo.loss import PPO_LOSS_HYPERPARAMETERS
+from sampleforge.algorithms.rollout_learner import LEARNER_HYPERPARAMETERS
 from sampleforge.populations.rounds import (
     EXPLOIT_RULES,
     KNOWN,
-    VARIANTS,
     ExploitRule,
     ExploreRule,
     Member,
@@ -57,7 +56,7 @@ def some_populations(rng: np.random.Generator) -> Iterator[list[Member]]:
         yield population([None if gone else o for o, gone in zip(objectives, missing, strict=True)])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_the_worst_copy_from_the_best_in_the_fractions_of_the_variant(variant: Variant) -> None:
     rng, rule = np.random.default_rng(1), GAPLESS[variant]
     for members in some_populations(rng):
@@ -90,7 +89,7 @@ def test_the_number_of_replaced_members(variant: Variant, members: int, replaced
     assert sorted(map(int, found)) == list(range(replaced))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_a_reference_is_neither_replaced_nor_perturbed_but_may_be_copied(variant: Variant) -> None:
     rng = np.random.default_rng(2)
     copied = 0
@@ -104,7 +103,7 @@ def test_a_reference_is_neither_replaced_nor_perturbed_but_may_be_copied(variant
     assert copied > 20
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_without_an_objective_or_a_snapshot_of_its_own_no_member_takes_part(
     variant: Variant,
 ) -> None:
@@ -162,7 +161,7 @@ def test_every_gap_must_be_exceeded() -> None:
     assert exploit(members, ExploitRule(0.25, 0.25, deviation_gap=2.5), rng) == {}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_equal_members_are_not_replaced(variant: Variant) -> None:
     for objective in (0.0, 7.0, -7.0):
         members = population([objective] * 8)
@@ -176,7 +175,7 @@ def test_donors_are_drawn_from_all_of_the_best() -> None:
     assert set(drawn) == {"7", "8", "9"}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_a_seed_determines_the_decision(variant: Variant) -> None:
     for seed, members in enumerate(some_populations(np.random.default_rng(6))):
         rule = EXPLOIT_RULES[variant]
@@ -199,7 +198,7 @@ def test_who_explores() -> None:
 
 APPO: dict[str, Any] = {
     **values(LearnerConfig(learning_rate=5e-4), LEARNER_HYPERPARAMETERS),
-    **values(AppoLossConfig(exploration_coeff=0.01), APPO_LOSS_HYPERPARAMETERS),
+    **values(PpoLossConfig(exploration_coeff=0.01), PPO_LOSS_HYPERPARAMETERS),
 }
 
 
@@ -276,12 +275,12 @@ def test_the_chances_of_a_perturbation_and_of_a_reset() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_values_stay_within_bounds_and_within_what_learners_take(variant: Variant) -> None:
     hyperparameters: dict[str, Any] = {**APPO, "value_clip": 1.0}
     rule = always(variant, names=list(APPO))
     rng = np.random.default_rng(2)
-    loss = AppoLossConfig(exploration_coeff=0.01)
+    loss = PpoLossConfig(exploration_coeff=0.01)
     learner = LearnerConfig(learning_rate=1e-3)
     for _ in range(3000):
         hyperparameters = explore(hyperparameters, rule, rng)
@@ -289,7 +288,7 @@ def test_values_stay_within_bounds_and_within_what_learners_take(variant: Varian
             low, high = rule.parameters[name].bounds
             assert not value or low <= value <= high
         learner = changed(learner, LEARNER_HYPERPARAMETERS, hyperparameters)
-        loss = changed(loss, APPO_LOSS_HYPERPARAMETERS, hyperparameters)
+        loss = changed(loss, PPO_LOSS_HYPERPARAMETERS, hyperparameters)
     narrow = always(variant, bounds={"learning_rate": (1e-4, 2e-4)})
     for found in repeated(narrow, 200, learning_rate=1.5e-4):
         assert 1e-4 <= found["learning_rate"] <= 2e-4
@@ -308,7 +307,7 @@ def test_a_small_window_of_episodes_is_enough_for_a_rating() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("algo", ALGOS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_values_stay_within_what_the_learner_of_each_algorithm_takes(
     algo: str, variant: Variant
 ) -> None:
@@ -368,7 +367,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         explore_rule("dexpbt", APPO, names=["batch_size"], bounds={"adam_eps": (0.0, 1.0)})
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", get_args(Variant))
 def test_a_seed_determines_the_perturbation_whatever_the_order_of_names(variant: Variant) -> None:
     rule, backwards = explore_rule(variant, APPO), dict(reversed(APPO.items()))
     for seed in range(50):

@@ -18,10 +18,10 @@ from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.populations.schedule import SCHEDULE_FILE, read_schedule, schedule_of_round
 from sampleforge.run.folder.checkpoint import CheckpointStore
-from sampleforge.tools.population.across_runs import Population
-from sampleforge.tools.population.member_change import MemberRules
-from sampleforge.tools.population.published import run_folder
-from sampleforge.tools.population.settings import PopulationSettings
+from sampleforge.tools.pbt.across_runs import Population
+from sampleforge.tools.pbt.member_change import MemberRules
+from sampleforge.tools.pbt.published import run_folder
+from sampleforge.tools.pbt.settings import PopulationSettings
 from sampleforge.topologies.config import AppoConfig
 from tests.support.jobs import JobsAtOnce
 

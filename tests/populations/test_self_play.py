@@ -12,7 +12,7 @@ from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, trusted_config
-from sampleforge.tools.tournament import load_players
+from sampleforge.tools.tournament.tournament import load_players
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
 from tests.support.variants import slow

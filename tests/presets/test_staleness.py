@@ -144,7 +144,8 @@ def test_a_moved_file_is_no_change(repo: Path, scripts: Any) -> None:
 def test_the_code_that_decides_follows_from_the_registry(scripts: Any) -> None:
     appo = scripts.staleness.decisive_modules("appo", "CartPole-v1")
     names = (
-        "algorithms.ppo.algorithm topologies.slots topologies.slots_plan topologies.ppo_defaults"
+        "algorithms.ppo.algorithm topologies.slots.wire topologies.slots.plan "
+        "topologies.pairings.ppo_defaults"
     )
     assert {*(f"sampleforge.{name}" for name in names.split()), "sampleforge_envs.classic"} <= appo
     assert not any("dqn" in name or "replay.wire" in name or "atari" in name for name in appo)
@@ -289,7 +290,7 @@ def test_the_first_weights_tell_whether_a_change_matters(
     shutil.copy(REPO / "train.py", whole)
     git(whole, "init", "--quiet")
     first = commit(whole)
-    path = "sampleforge/topologies/ppo_defaults.py"
+    path = "sampleforge/topologies/pairings/ppo_defaults.py"
     text = (whole / path).read_text()
     comment = commit(whole, **{path[:-3].replace("/", "__"): f"# More.\n{text}"})
     assert '"num_epochs": 10' in text

@@ -22,7 +22,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from sampleforge.models.config import ModelConfig
-from sampleforge.tools.policy_program import PolicyProgram, max_error
+from sampleforge.tools.export.program import PolicyProgram, max_error
 from sampleforge.topologies.config import ApexConfig, AppoConfig, SacConfig
 from tests.support.graphs import spec_of
 from tests.support.probes import probe_by

@@ -15,7 +15,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import Blocks, Ring
 from sampleforge.spec import ArraySpec
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     apex_config,
     batches_of,

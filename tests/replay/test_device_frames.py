@@ -16,7 +16,7 @@ from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.samples import TransitionReader
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     apex_config,
     batches_of,

@@ -22,8 +22,8 @@ from sampleforge.replay.samples import Gathered, SequenceReader, Sequences
 from sampleforge.rollouts.batch import Taken
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.topologies.replay.plan import ReplayPlan
 from tests.support.apex_graphs import (
     CheckingLearner,

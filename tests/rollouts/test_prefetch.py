@@ -31,9 +31,9 @@ from sampleforge.rollouts.slots import Owner
 from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies import slots as appo
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.slots_plan import gathers_ahead
+from sampleforge.topologies.slots import wire as appo
+from sampleforge.topologies.slots.plan import gathers_ahead
 from sampleforge.workers.learner import LearnerWorker
 from tests.support.graphs import build, updates
 from tests.support.slots import some_slots
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 SLOTS, PER_BATCH = 8, 2
 
 
-class BenchmarkContext:
+class VerdictContext:
     """An actor's and a learner's end of some slots; `write` numbers the rollouts from 1."""
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ class BenchmarkContext:
 
 
 @pytest.fixture
-def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkContext]:
+def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[VerdictContext]:
     """The thread looks for slots only when it is woken: a wake-up that were lost would show."""
     monkeypatch.setattr("sampleforge.rollouts.batch.POLL_INTERVAL", 10**6)
-    made = BenchmarkContext()
+    made = VerdictContext()
     yield made
 
 
@@ -123,7 +123,7 @@ def taken_of(batch_source: BatchSource) -> Batch:
     return batch
 
 
-def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: BenchmarkContext) -> None:
+def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: VerdictContext) -> None:
     with closing(setting.ahead()) as batch_source:
         for _ in range(6):
             setting.write()
@@ -144,7 +144,7 @@ def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: Benchmark
 
 
 @pytest.mark.parametrize("way", ["ahead", "in turn", "in turn, synchronous"])
-def test_every_rollout_is_learned_from_once_in_order(setting: BenchmarkContext, way: str) -> None:
+def test_every_rollout_is_learned_from_once_in_order(setting: VerdictContext, way: str) -> None:
     """Freed slots are poisoned: a copy that came too late would not agree with itself."""
     batch_source: BatchSource
     if way == "ahead":
@@ -173,7 +173,7 @@ class Failing(BatchBuilder):
 
 
 def test_take_raises_the_exception_that_ended_the_gathering_thread(
-    setting: BenchmarkContext,
+    setting: VerdictContext,
 ) -> None:
     with closing(setting.ahead([Failing(setting.slots, PER_BATCH)])) as batch_source:
         setting.write()
@@ -185,7 +185,7 @@ def test_take_raises_the_exception_that_ended_the_gathering_thread(
 
 
 def test_a_wake_up_that_may_be_meant_for_the_learner_is_passed_on(
-    setting: BenchmarkContext,
+    setting: VerdictContext,
 ) -> None:
     with closing(setting.ahead()) as batch_source:
         assert not batch_source.wakeup.wait(0.05)
@@ -195,7 +195,7 @@ def test_a_wake_up_that_may_be_meant_for_the_learner_is_passed_on(
 
 @pytest.mark.parametrize("rollouts", [0, 1, SLOTS])
 def test_close_ends_the_gathering_thread_in_any_state(
-    setting: BenchmarkContext, rollouts: int
+    setting: VerdictContext, rollouts: int
 ) -> None:
     batch_source = setting.ahead()
     for _ in range(rollouts):
@@ -237,7 +237,7 @@ class Device:
 
 
 def test_on_a_gpu_copies_and_kernels_keep_their_order(
-    monkeypatch: pytest.MonkeyPatch, setting: BenchmarkContext
+    monkeypatch: pytest.MonkeyPatch, setting: VerdictContext
 ) -> None:
     """Copies into a batch come after the kernels that read it, and kernels after the copies, each
     on the stream of its thread. Only the device waits for a stream, no thread does."""

@@ -12,7 +12,7 @@ import torch
 
 from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.experience import Experience, experience_of, minibatch_positions
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
 from sampleforge.algorithms.return_scale import sampled_returns
 from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
@@ -193,7 +193,7 @@ def test_a_short_rollout_has_the_gradient_of_its_steps_alone(advantage: str, cor
             continue
         for given in (batch, shortened(batch, steps)):
             model = seeded_model(chosen.model, spec_of(chosen), seed=1)
-            loss = AppoLoss(chosen, chosen.gamma)
+            loss = PpoLoss(chosen, chosen.gamma)
             experience = loss.prepare(model, experience_of(given, chosen, 0))
             gradients.append(gradients_of(loss, model, experience)[0])
         torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)

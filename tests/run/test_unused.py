@@ -28,7 +28,7 @@ from sampleforge.topologies.config import (
     MarwilConfig,
     Td3Config,
 )
-from sampleforge.topologies.critics_config import SacConfig
+from sampleforge.topologies.pairings.critics_config import SacConfig
 from tests.support.envs import CodeEnv
 from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset

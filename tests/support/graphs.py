@@ -23,8 +23,8 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
 from sampleforge.topologies.policy_roles import ONLY_POLICY
-from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import PolicyStart, ResumePoint
 from tests.support.pairings import plan_of, wire_of

@@ -16,11 +16,15 @@ from sampleforge.tools.jobs.training_job import (
     Outcome,
     Status,
     TrainingJob,
-    is_asked_to_stop,
     read_outcome,
     with_outcome,
     write_outcome,
 )
+
+
+def is_asked_to_stop(folder: Path) -> bool:
+    """Whether `ask_to_stop` was called, also by an earlier launcher."""
+    return (folder / "stop").exists()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
@@ -43,10 +43,10 @@ def model_of(config: AppoConfig) -> ActorCritic:
 
 def learner_of(
     config: AppoConfig, device: torch.device = CPU, model: ActorCritic | None = None
-) -> PpoLearner:
-    return PpoLearner(
+) -> RolloutLearner:
+    return RolloutLearner(
         model_of(config) if model is None else model,
-        AppoLoss(config, config.gamma),
+        PpoLoss(config, config.gamma),
         config,
         LearnerPlace(device, seed=1, spec=spec_of(config)),
     )

@@ -10,8 +10,8 @@ from torch import Tensor
 from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import Tensors
 from sampleforge.algorithms.losses import Loss
-from sampleforge.algorithms.ppo.config import AppoLossConfig
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.config import PpoLossConfig
+from sampleforge.algorithms.ppo.loss import PpoLoss
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.masked import value_moments
 from sampleforge.ops.returns import vtrace
@@ -23,7 +23,7 @@ def literal_terms(
     advantage: Tensor,
     values: tuple[Tensor, Tensor, Tensor],
     exploration: Tensor,
-    config: AppoLossConfig,
+    config: PpoLossConfig,
 ) -> dict[str, Tensor]:
     """The terms of each step, and their sum ``loss``. ``values``: now, at sampling, and their
     targets; ``exploration``: minus the entropy, or the symmetric KL."""
@@ -41,8 +41,8 @@ def literal_terms(
     return {**terms, "loss": loss}
 
 
-class LiteralLoss(AppoLoss):
-    """`AppoLoss` of a minibatch, by autograd of `literal_terms`."""
+class LiteralLoss(PpoLoss):
+    """`PpoLoss` of a minibatch, by autograd of `literal_terms`."""
 
     of_minibatches = Loss.of_minibatches  # type: ignore[assignment]
     kls: ClassVar[list[Tensor]] = []
@@ -112,10 +112,10 @@ class LiteralLoss(AppoLoss):
 
 
 def gradients_of(
-    loss: AppoLoss, model: ActorCritic, experience: Experience
+    loss: PpoLoss, model: ActorCritic, experience: Experience
 ) -> tuple[Tensor, dict[str, Tensor], float]:
     """The gradient of all parameters, flat, the metrics, and the rows that count, of a batch as a
-    single minibatch; ``experience`` is that of `AppoLoss.prepare`."""
+    single minibatch; ``experience`` is that of `PpoLoss.prepare`."""
     model.zero_grad()
     whole: list[Any] = [None]
     minibatches = Minibatches(whole, experience, whole_rows=True)

@@ -21,8 +21,8 @@ from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.samples import importance_weights
 from sampleforge.spec import ACTION
-from sampleforge.topologies import dqn_defaults
 from sampleforge.topologies.config import ReplayRunConfig
+from sampleforge.topologies.pairings import dqn_defaults
 from sampleforge.topologies.registry import REPLAY, Pairing
 from tests.support import REPO
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from tests.support.pairings import plan_of
 

@@ -10,8 +10,8 @@ import torch
 from sampleforge.algorithms.averaging import Averaging, DataParallel
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.builders import seeded
@@ -46,7 +46,7 @@ def learner_of(
     averaging: DataParallel | None = None,
     batch_size: int | None = None,
     share: Share = WHOLE,
-) -> PpoLearner:
+) -> RolloutLearner:
     spec = spec_of(config)
     place = LearnerPlace(
         torch.device("cpu"),
@@ -58,7 +58,7 @@ def learner_of(
     )
     model = seeded_model(config.model, spec, seed=1)
     with seeded(2):
-        return PpoLearner(model, AppoLoss(config, config.gamma), config, place)
+        return RolloutLearner(model, PpoLoss(config, config.gamma), config, place)
 
 
 def model_of(core: object) -> ModelConfig:
@@ -89,7 +89,7 @@ Learned = tuple[dict[str, torch.Tensor], dict[str, float]]
 """A learner's tensors at the end, and what it said of its last update."""
 
 
-def learned(learner: PpoLearner, parts: list[Batch]) -> Learned:
+def learned(learner: RolloutLearner, parts: list[Batch]) -> Learned:
     metrics: dict[str, float] = {}
     trained = 0
     for number, part in enumerate(parts):

@@ -26,7 +26,7 @@ from sampleforge.replay.samples import Transitions
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.builders import seeded
 from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
-from sampleforge.topologies.critics_defaults import resolve_defaults
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
 from tests.support.rank_threads import on_ranks
 
 SPEC = EnvSpec(

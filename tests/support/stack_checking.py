@@ -12,8 +12,8 @@ from sampleforge.algorithms.learning import Update
 from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.spec import ActionSpec
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.topologies.replay.plan import ReplayPlan
 from tests.support.apex_graphs import (
     CheckingLearner,

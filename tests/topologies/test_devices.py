@@ -14,12 +14,12 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.run.reports.system import gpus_of
 from sampleforge.runtime.machine import Machine, assumed, resolve_device
 from sampleforge.topologies.builders import records_acting
-from sampleforge.topologies.critics_config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.devices import uses_cuda_graphs
-from sampleforge.topologies.dqn_config import ApexConfig
 from sampleforge.topologies.learner_maker import _use_graphs
-from sampleforge.topologies.ppo_config import AppoConfig
-from sampleforge.topologies.pqn_config import PqnConfig
+from sampleforge.topologies.pairings.critics_config import CrossqConfig, SacConfig, Td3Config
+from sampleforge.topologies.pairings.dqn_config import ApexConfig
+from sampleforge.topologies.pairings.ppo_config import AppoConfig
+from sampleforge.topologies.pairings.pqn_config import PqnConfig
 
 APPO = AppoConfig(env="CartPole-v1", cuda_graphs=True, train_for_env_steps=100)
 APEX = ApexConfig(env="CartPole-v1", cuda_graphs=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sampleforge.algorithms.learning import Update
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import resolve_encoder
@@ -200,12 +200,12 @@ def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
 ) -> None:
     """In a whole run: of the steps that are learned from, each is of the copy that learns."""
     first_of: dict[tuple[int, int], int] = {}
-    """PpoLearner and segment -> the first policy version of that copy."""
+    """RolloutLearner and segment -> the first policy version of that copy."""
     learned: list[int] = []
     stale: list[int] = []
-    update = PpoLearner.update
+    update = RolloutLearner.update
 
-    def checked(self: PpoLearner, batch: Batch, progress: float) -> Update:
+    def checked(self: RolloutLearner, batch: Batch, progress: float) -> Update:
         segment = self.tag.get("segment", [0])[0]
         first_of.setdefault((id(self), segment), self.version)
         first = first_of[id(self), segment]
@@ -217,7 +217,7 @@ def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
         assert updated.metrics["stale_steps"] == stale[-1]
         return updated
 
-    monkeypatch.setattr(PpoLearner, "update", checked)
+    monkeypatch.setattr(RolloutLearner, "update", checked)
     sizes: dict[str, Any] = {"num_envs_per_worker": 4, "num_splits": 2, "rollout": 16}
     sizes |= {"batch_size": 96 if async_rl else 64, "max_policy_lag": LAG, "num_policies": 3}
     rounds: dict[str, Any] = {"pbt_variant": "truncation", "pbt_start": 600, "pbt_period": 400}

@@ -12,7 +12,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies import placement, rank
+from sampleforge.topologies import placement
 from sampleforge.topologies.builders import acting_device
 from sampleforge.topologies.config import (
     ApexConfig,
@@ -24,9 +24,10 @@ from sampleforge.topologies.config import (
     SacConfig,
     Td3Config,
 )
-from sampleforge.topologies.critics_defaults import resolve_defaults as resolve_critics
-from sampleforge.topologies.devices import member_devices
-from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.devices import peer_devices
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults as resolve_critics
+from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
+from sampleforge.topologies.ranks import rank
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.sampler_plan import ROWS_OF_IMAGES, choose_precision, run_device
 from sampleforge.workers.episode_player import EvaluationPart
@@ -277,6 +278,6 @@ def test_actors_on_the_cpu_do_not_inherit_the_precision_of_the_gpu(monkeypatch):
 def test_devices_have_numbers_where_torch_wants_them():
     """`torch.cuda.set_device` refuses "cuda"; MARWIL died of it on every machine with a GPU."""
     with assumed(plans.machine(4, 2)):
-        assert member_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
-        assert member_devices("cuda:1", 1) == ["cuda:1"] and member_devices("cpu", 2) == ["cpu"] * 2
+        assert peer_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+        assert peer_devices("cuda:1", 1) == ["cuda:1"] and peer_devices("cpu", 2) == ["cpu"] * 2
         assert resolve_device("cuda:1") == "cuda:1"

@@ -39,7 +39,7 @@ def test_a_rank_that_acts_on_its_device_learns_what_one_that_acts_inline_does(
         asked.append(True)
         return True
 
-    monkeypatch.setattr("sampleforge.topologies.rank_actor.acts_on_device", on_device)
+    monkeypatch.setattr("sampleforge.topologies.ranks.actor.acts_on_device", on_device)
     again, same = run_serially(tmp_path / "device", 3, DdppoConfig, **chosen)
     assert asked
     assert all(torch.equal(weights[name], again[name]) for name in weights)

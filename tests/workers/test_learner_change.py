@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Update
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.shared.newest import StateSnapshot
@@ -30,7 +30,7 @@ LAG = 7
 CHOSEN = config(max_policy_lag=LAG, async_rl=False, num_epochs=2, minibatch_size=32, batch_size=64)
 
 
-def trained(updates: int, seed: int = 1) -> PpoLearner:
+def trained(updates: int, seed: int = 1) -> RolloutLearner:
     """A learner after some updates, with a state of its own."""
     learner = learner_of(CHOSEN)
     learner.reseed(seed)
@@ -57,14 +57,14 @@ class Driver:
         self,
         number: int,
         hyperparameters: Mapping[str, Any],
-        donor: PpoLearner | None = None,
+        donor: RolloutLearner | None = None,
         segment: Segment | None = None,
     ) -> None:
         tensors, plain = ({}, {}) if donor is None else donor.state()
         plain = {"hyperparameters": dict(hyperparameters), "segment": segment, "state": plain}
         self.inbox.send(number, tensors, plain)
 
-    def apply(self, learner: PpoLearner) -> None:
+    def apply(self, learner: RolloutLearner) -> None:
         """What a learner does after an update."""
         self.follower.apply(learner, self.follower.due(learner))
         self.follower.confirm(learner)
@@ -75,7 +75,7 @@ def driver() -> Driver:
     return Driver()
 
 
-def differences(one: PpoLearner, other: PpoLearner) -> set[str]:
+def differences(one: RolloutLearner, other: RolloutLearner) -> set[str]:
     """The tensors of the states that differ."""
     (a, _), (b, _) = one.state(), other.state()
     assert a.keys() == b.keys()

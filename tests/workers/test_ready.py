@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sampleforge.algorithms.experience import experience_of
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
 from sampleforge.config import ConfigError
 from sampleforge.data.dataset import open_dataset
 from sampleforge.models.config import ModelConfig
@@ -26,8 +26,8 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, SlotShape, TrajectorySlots, end_rollout, length
 from sampleforge.spec import ArraySpec, EnvSpec
 from sampleforge.topologies.config import ApexConfig, AppoConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.split import IndependentStepping
 from tests.support import stack_checking
@@ -207,7 +207,7 @@ def test_rows_of_different_lengths_are_learned_from_like_batches_of_their_own(
     assert len(set(lengths(alone))) == ROLLOUT
     model = seeded_model(chosen.model, spec_of(chosen), seed=2)
     together = batch_of(exchange.slots, alone, model)
-    loss = AppoLoss(chosen, chosen.gamma)
+    loss = PpoLoss(chosen, chosen.gamma)
 
     def gradient(batch: Batch) -> tuple[torch.Tensor, float]:
         prepared = loss.prepare(model, experience_of(batch, chosen, 0))

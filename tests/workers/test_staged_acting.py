@@ -19,10 +19,10 @@ from sampleforge.run.session import Session
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.critics_config import SacConfig
-from sampleforge.topologies.dqn_config import ApexConfig
-from sampleforge.topologies.ppo_config import AppoConfig
-from sampleforge.topologies.pqn_config import PqnConfig
+from sampleforge.topologies.pairings.critics_config import SacConfig
+from sampleforge.topologies.pairings.dqn_config import ApexConfig
+from sampleforge.topologies.pairings.ppo_config import AppoConfig
+from sampleforge.topologies.pairings.pqn_config import PqnConfig
 from sampleforge.workers import policy
 from sampleforge.workers.staged_acting import StagedActing, fill, gather, scatter
 from tests.support.posts import some_post

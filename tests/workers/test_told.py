@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sampleforge.algorithms.ppo.learner import PpoLearner
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.run.ending import describe
@@ -33,7 +33,7 @@ def test_a_gpu_out_of_memory_names_the_flags_that_take_it() -> None:
     assert describe(error) == said, "with --serial as well, where the worker is in the driver"
 
 
-@pytest.mark.parametrize(("owner", "work"), [(PpoLearner, "update"), (StagedActing, "act")])
+@pytest.mark.parametrize(("owner", "work"), [(RolloutLearner, "update"), (StagedActing, "act")])
 def test_a_run_whose_learner_or_policy_worker_has_not_enough_memory_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, work: str
 ) -> None:

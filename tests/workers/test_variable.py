@@ -21,7 +21,7 @@ from sampleforge.algorithms.experience import (
     minibatch_indices,
     minibatch_positions,
 )
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
@@ -30,9 +30,9 @@ from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
 from sampleforge.run.reports.metrics import read_metrics
-from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings import ppo_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
@@ -312,7 +312,7 @@ def test_duplicated_steps_of_an_env_count_as_much_as_single_ones(advantage: str)
     found = []
     for given in (once, twice):
         model = seeded_model(chosen.model, spec_of(chosen), seed=2)
-        loss = AppoLoss(chosen, chosen.gamma)
+        loss = PpoLoss(chosen, chosen.gamma)
         prepared = loss.prepare(model, experience_of(given, chosen, 0))
         gradient, metrics, _ = gradients_of(loss, model, prepared)
         figures = [metric.double().flatten() for metric in metrics.values()]

@@ -54,9 +54,9 @@ def first_errors(
     """Return the first errors [T, rows], as `DqnOutput.errors`, with the behaviour network in the
     place of the target network.
 
-    ``extras`` are the columns [T, rows] of `columns`.
-    ``final``: see `sampleforge.ops.q_learning.known_windows`. The value of a final observation is
-    given the standard deviation of the observation before it."""
+    ``extras`` are the columns [T, rows] of `columns`. ``final``: see
+    `sampleforge.ops.q_learning.known_windows`. The value of a final observation is given the
+    standard deviation of the observation before it."""
     values, q_taken, rescaled = extras["value"], extras["taken"], bool(config.value_rescaling)
     if config.value_distribution == "none":
         return initial_errors(

@@ -25,7 +25,7 @@ from sampleforge.algorithms.flat_parameters import Adam, FlatParameters, Optimis
 from sampleforge.algorithms.learning import GradientLearner, LearnerPlace, Tensors, Update
 from sampleforge.algorithms.return_scale import RewardScale, typical_size
 from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_passes import q_passes_of
+from sampleforge.models.passes_by_hand import q_passes_of
 from sampleforge.models.q_heads import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.returns import learned_rewards

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sampleforge.algorithms.dqn.config import DqnConfig
-from sampleforge.models.mlp_passes import QPasses
+from sampleforge.models.passes_by_hand import QPasses
 from sampleforge.models.q_heads import Categorical, Quantiles
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.q_learning import (

@@ -12,7 +12,7 @@ from sampleforge.data.config import StoredConfig
 @dataclass(frozen=True)
 class ImitationConfig(StoredConfig):
     """Behaviour cloning and advantage-weighted learning from recorded data. The defaults of options
-    that are None depend on the observations; see `sampleforge.topologies.stored`."""
+    that are None depend on the observations (`sampleforge.topologies.pairings.marwil_defaults`)."""
 
     advantage_exponent: float = 1.0
     """Weight each recorded action by exp(this * A / c), A being its advantage and c the moving norm

@@ -10,8 +10,8 @@ import torch
 from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS, PpoLearner
-from sampleforge.algorithms.ppo.loss import APPO_LOSS_HYPERPARAMETERS, AppoLoss
+from sampleforge.algorithms.ppo.loss import PPO_LOSS_HYPERPARAMETERS, PpoLoss
+from sampleforge.algorithms.rollout_learner import LEARNER_HYPERPARAMETERS, RolloutLearner
 from sampleforge.algorithms.sampling import sampling
 from sampleforge.config import ConfigError, typed
 from sampleforge.models.actor_critic import ActorCritic
@@ -48,9 +48,9 @@ def _check_distribution(config: Any, model: ActorCritic) -> None:
             )
 
 
-def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
-    loss = AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns)
-    return PpoLearner(network, loss, config, place)
+def _new_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> RolloutLearner:
+    loss = PpoLoss(config, config.gamma, normalises_returns=config.normalise_returns)
+    return RolloutLearner(network, loss, config, place)
 
 
 def _new_acting(
@@ -74,6 +74,6 @@ PPO = Algorithm(
     new_learner=_new_learner,
     new_acting=_new_acting,
     columns=_columns,
-    changeable=(*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS),
+    changeable=(*LEARNER_HYPERPARAMETERS, *PPO_LOSS_HYPERPARAMETERS),
     whole_rollouts=_whole_rollouts,
 )

@@ -9,7 +9,7 @@ from sampleforge.config import Checked, check_range
 
 
 @dataclass(frozen=True)
-class AppoLossConfig(Checked):
+class PpoLossConfig(Checked):
     advantage: Literal["vtrace", "gae"] | None = None
     """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values
     at sampling (default: gae; with --async-rl vtrace)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from sampleforge.algorithms.experience import Experience, Minibatches
 from sampleforge.algorithms.learning import changed, values
 from sampleforge.algorithms.losses import Loss, gathered, moments_over_ranks, valid_rows
-from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.ppo.config import PpoLossConfig
 from sampleforge.algorithms.ppo.terms import (
     Steps,
     StepTerms,
@@ -28,14 +28,14 @@ from sampleforge.algorithms.ppo.terms import (
 )
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_passes import ActorCriticPasses
+from sampleforge.models.passes_by_hand import ActorCriticPasses
 from sampleforge.ops.masked import normalise_rows
 from sampleforge.ops.policy_terms import ActionColumns, AutogradTerms, PolicyTerms, action_columns
 from sampleforge.ops.returns import vtrace
 from sampleforge.ops.running_stats import Gather, alone, row_moments
 from sampleforge.spec import ACTION_MASK
 
-APPO_LOSS_HYPERPARAMETERS = (
+PPO_LOSS_HYPERPARAMETERS = (
     "clip_ratio",
     "value_clip",
     "value_coeff",
@@ -47,7 +47,7 @@ APPO_LOSS_HYPERPARAMETERS = (
 )
 
 
-class AppoLoss(Loss):
+class PpoLoss(Loss):
     """The loss: clipped surrogate on the ratio to the behaviour policy, clipped value loss,
     exploration bonus.
 
@@ -59,21 +59,21 @@ class AppoLoss(Loss):
     """
 
     def __init__(
-        self, config: AppoLossConfig, gamma: float, *, normalises_returns: bool = False
+        self, config: PpoLossConfig, gamma: float, *, normalises_returns: bool = False
     ) -> None:
-        names = (field.name for field in fields(AppoLossConfig))
-        self._config = AppoLossConfig(**{name: getattr(config, name) for name in names})
+        names = (field.name for field in fields(PpoLossConfig))
+        self._config = PpoLossConfig(**{name: getattr(config, name) for name in names})
         self._gamma = gamma
         # In units of the returns' standard deviation, which is unknown without normalisation.
         self._least_std = config.advantage_floor if normalises_returns else 0.0
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, APPO_LOSS_HYPERPARAMETERS)
+        return values(self._config, PPO_LOSS_HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Set the new values of the loss's hyperparameters; ignore all others."""
-        self._config = changed(self._config, APPO_LOSS_HYPERPARAMETERS, new)
+        self._config = changed(self._config, PPO_LOSS_HYPERPARAMETERS, new)
         self._gamma = new.get("gamma", self._gamma)
 
     @property
@@ -107,7 +107,7 @@ class AppoLoss(Loss):
         passes: ActorCriticPasses | None,
         precision: str,
         gather: Gather = alone,
-    ) -> AppoMinibatches:
+    ) -> PpoMinibatches:
         """Return this loss of the minibatches of an experience that `prepare` has returned."""
         whole_rows = minibatches.whole_rows
         network = (
@@ -115,7 +115,7 @@ class AppoLoss(Loss):
             if passes is None
             else NetworkByHand(model, experience, passes, whole_rows=whole_rows)
         )
-        return AppoMinibatches(
+        return PpoMinibatches(
             model,
             network,
             experience,
@@ -127,8 +127,8 @@ class AppoLoss(Loss):
         )
 
 
-class AppoMinibatches:
-    """`AppoLoss` of all minibatches of an update; see
+class PpoMinibatches:
+    """`PpoLoss` of all minibatches of an update; see
     `sampleforge.algorithms.losses.MinibatchLosses`.
 
     What does not depend on the weights is computed for all of them together, as columns [S, N], and
@@ -145,7 +145,7 @@ class AppoMinibatches:
         minibatches: Minibatches,
         gather: Gather,
         *,
-        config: AppoLossConfig,
+        config: PpoLossConfig,
         gamma: float,
         least_std: float,
     ) -> None:
@@ -386,8 +386,8 @@ class Network:
 
 
 class NetworkByHand(Network):
-    """The same by hand, for the models that `sampleforge.models.mlp_passes.passes_of` knows. The
-    inputs of the first layer are computed once for all minibatches."""
+    """The same by hand, for the models that `sampleforge.models.passes_by_hand.passes_of` knows.
+    The inputs of the first layer are computed once for all minibatches."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.ppo.config import PpoLossConfig
 from sampleforge.ops.masked import moment_columns
 from sampleforge.ops.policy_terms import AutogradTerms, PolicyTerms
 
@@ -64,7 +64,7 @@ class StepTerms(NamedTuple):
 
 
 def terms_of(
-    policy: PolicyTerms | AutogradTerms, values: Tensor, steps: Steps, config: AppoLossConfig
+    policy: PolicyTerms | AutogradTerms, values: Tensor, steps: Steps, config: PpoLossConfig
 ) -> StepTerms:
     """Return the terms of N steps, of which ``steps.wanted`` and ``steps.cost`` need not be known
     yet. ``values`` [N] are in units of ``value_scale``."""
@@ -139,7 +139,7 @@ def value_error_slope(moved: Tensor, wanted: Tensor, clip: float | None, weight:
 
 
 def gradient(
-    policy: PolicyTerms | AutogradTerms, terms: StepTerms, steps: Steps, config: AppoLossConfig
+    policy: PolicyTerms | AutogradTerms, terms: StepTerms, steps: Steps, config: PpoLossConfig
 ) -> tuple[Tensor, Tensor]:
     """Return the derivatives of the loss of N steps by the parameters of the action distribution
     [N, P] and by the values [N], in units of ``value_scale``.
@@ -164,7 +164,7 @@ def gradient(
 
 
 def sums(
-    terms: StepTerms, steps: Steps, counts: Tensor, scale: Tensor, config: AppoLossConfig
+    terms: StepTerms, steps: Steps, counts: Tensor, scale: Tensor, config: PpoLossConfig
 ) -> tuple[list[str], Tensor]:
     """Return the names of the metrics that are means over the steps [...], and, float64 [K], the
     sums of their elements, each times its ``counts`` [...]; see `metrics_of`. ``scale`` []: the
@@ -185,7 +185,7 @@ def sums(
     return list(columns), stacked.flatten(1) @ counts.flatten().double()
 
 
-def metrics_of(names: list[str], means: Tensor, config: AppoLossConfig) -> dict[str, Tensor]:
+def metrics_of(names: list[str], means: Tensor, config: PpoLossConfig) -> dict[str, Tensor]:
     """Return the metrics of the loss, from the ``means`` [K] over the steps of what `sums` sums
     up."""
     metrics = dict(zip(names, means.unbind(), strict=True))

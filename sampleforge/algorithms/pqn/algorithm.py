@@ -10,9 +10,9 @@ from sampleforge.algorithms.acting import Acting, ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.algorithms.exploring import epsilon_greedy
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import LEARNER_HYPERPARAMETERS, PpoLearner
 from sampleforge.algorithms.pqn.config import PqnLossConfig
 from sampleforge.algorithms.pqn.loss import HYPERPARAMETERS, PqnLoss
+from sampleforge.algorithms.rollout_learner import LEARNER_HYPERPARAMETERS, RolloutLearner
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.schedules import between
 from sampleforge.shared.counters import Progress
@@ -34,8 +34,8 @@ def _new_network(config: Any, spec: EnvSpec) -> QNetwork:
     return network
 
 
-def _new_learner(config: Any, network: QNetwork, place: LearnerPlace) -> PpoLearner:
-    return PpoLearner(network, PqnLoss(config, config.gamma), config, place)
+def _new_learner(config: Any, network: QNetwork, place: LearnerPlace) -> RolloutLearner:
+    return RolloutLearner(network, PqnLoss(config, config.gamma), config, place)
 
 
 def falling_epsilon(config: PqnLossConfig, progress: Progress) -> float:

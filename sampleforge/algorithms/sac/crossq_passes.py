@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sampleforge.algorithms.critics_learner import Drawing
 from sampleforge.algorithms.critics_passes import (
+    AllCriticsPasses,
     CriticPasses,
-    CriticsPasses,
     Errors,
     metrics_and_sizes,
     part_of_layer,
@@ -21,7 +21,7 @@ from sampleforge.algorithms.sac.learner import Drawn, SacPasses, soft_targets
 from sampleforge.models.batch_renorm import EPS, FARTHEST, BatchRenorm, Renorm, renorm
 from sampleforge.models.critics import Critics
 from sampleforge.models.encoders import derivative
-from sampleforge.models.mlp_passes import Layer
+from sampleforge.models.passes_by_hand import Layer
 
 
 class CrossqPasses(SacPasses):
@@ -30,9 +30,9 @@ class CrossqPasses(SacPasses):
     def _make_critics(self, critics: Critics, target: Critics) -> None:
         assert target is critics
         numbers = range(critics.count)
-        self._joint = [RenormedPasses(critics, n, BatchNorm) for n in numbers]
-        running = [RenormedPasses(critics, n, RunningNorm) for n in numbers]
-        self._by_running = CriticsPasses(running)
+        self._joint = [RenormedPasses(critics, n, BatchRenormPasses) for n in numbers]
+        running = [RenormedPasses(critics, n, RunningRenormPasses) for n in numbers]
+        self._by_running = AllCriticsPasses(running)
 
     def _fit(
         self,
@@ -51,7 +51,7 @@ class CrossqPasses(SacPasses):
             critic.backward(errors.by_values)
         return metrics_and_sizes(found)
 
-    def _for_policy(self) -> CriticsPasses:
+    def _for_policy(self) -> AllCriticsPasses:
         return self._by_running
 
 
@@ -60,7 +60,10 @@ class RenormedPasses(CriticPasses):
     batch, from which it learns, or by the running ones."""
 
     def __init__(
-        self, critics: Critics, number: int, norm: type[BatchNorm] | type[RunningNorm]
+        self,
+        critics: Critics,
+        number: int,
+        norm: type[BatchRenormPasses] | type[RunningRenormPasses],
     ) -> None:
         backward = derivative(critics.act)
         assert backward is not None
@@ -91,7 +94,9 @@ class RenormedPasses(CriticPasses):
             layer.set_gradients(gradient, inputs[: len(gradient)])
             gradient = torch.mm(gradient, layer.weight)
             norm = self._norms[number]
-            assert isinstance(norm, BatchNorm), "nothing is learned by the running statistics"
+            assert isinstance(norm, BatchRenormPasses), (
+                "nothing is learned by the running statistics"
+            )
             norm.set_gradients(gradient)
             if number:
                 gradient = self._before(number, gradient)
@@ -113,7 +118,7 @@ class RenormedPasses(CriticPasses):
         return self._derivative(gradient, self._outputs[number - 1])
 
 
-class BatchNorm:
+class BatchRenormPasses:
     """The passes of a `BatchRenorm` of one of several networks, that with the index ``number``, in
     training mode."""
 
@@ -162,7 +167,7 @@ class BatchNorm:
         return result
 
 
-class RunningNorm:
+class RunningRenormPasses:
     """The passes of such a one in evaluation mode, for gradients of the inputs alone."""
 
     def __init__(self, norm: BatchRenorm, number: int) -> None:

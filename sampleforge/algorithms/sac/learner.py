@@ -18,14 +18,14 @@ from sampleforge.algorithms.critics_learner import (
     CriticsLearner,
     Drawing,
 )
-from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
+from sampleforge.algorithms.critics_passes import AllCriticsPasses, PolicyPasses
 from sampleforge.algorithms.flat_parameters import Optimiser
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.sac.config import SoftConfig
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_passes import VectorInputs
+from sampleforge.models.passes_by_hand import VectorInputs
 from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD
 from sampleforge.replay.samples import Transitions
 
@@ -90,8 +90,8 @@ class SacPasses:
         self._make_critics(critics, target)
 
     def _make_critics(self, critics: Critics, target: Critics) -> None:
-        self._critics = CriticsPasses.of(critics)
-        self._target = CriticsPasses.of(target)
+        self._critics = AllCriticsPasses.of(critics)
+        self._target = AllCriticsPasses.of(target)
 
     @torch.no_grad()
     def gradients(
@@ -130,7 +130,7 @@ class SacPasses:
         targets = soft_targets(batch.returns, batch.discount, values, drawn.log_prob, alpha)
         return self._critics.fit(*now, targets, drawing.weights)
 
-    def _for_policy(self) -> CriticsPasses:
+    def _for_policy(self) -> AllCriticsPasses:
         """Return the critics by which the policy learns."""
         return self._critics
 
@@ -149,7 +149,7 @@ class SacPasses:
         return torch.cat((by_u, by_log_std), 1)
 
 
-def _of_actions(critics: CriticsPasses, now: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+def _of_actions(critics: AllCriticsPasses, now: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest values [B] of drawn actions [B, A], and the gradient of minus their mean
     by the actions."""
     values = critics.forward(now, actions)

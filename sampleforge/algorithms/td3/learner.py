@@ -14,13 +14,13 @@ from sampleforge.algorithms.critics_learner import (
     Drawing,
     flat_data,
 )
-from sampleforge.algorithms.critics_passes import CriticsPasses, PolicyPasses
+from sampleforge.algorithms.critics_passes import AllCriticsPasses, PolicyPasses
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
 from sampleforge.models.forward import autocast
-from sampleforge.models.mlp_passes import VectorInputs
+from sampleforge.models.passes_by_hand import VectorInputs
 from sampleforge.replay.samples import Transitions
 
 
@@ -33,8 +33,8 @@ class Td3Passes:
     ) -> None:
         self._inputs = VectorInputs(model.normaliser, model.actor)
         self._policy, self._target_policy = PolicyPasses(model), PolicyPasses(targets[0])
-        self._critics = CriticsPasses.of(critics)
-        self._target = CriticsPasses.of(targets[1])
+        self._critics = AllCriticsPasses.of(critics)
+        self._target = AllCriticsPasses.of(targets[1])
 
     @torch.no_grad()
     def gradients(

@@ -398,13 +398,13 @@ def with_ranks_of(stored: Any, left_open: Mapping[str, Any], asked: Any, resolve
     """Return the ``stored`` config for as many ranks as ``resolved`` has, which is ``asked`` with
     its defaults. A batch is that of all ranks together, so the sizes of one rank that were not
     given change with the number of ranks."""
-    from sampleforge.topologies.ddppo_config import DdppoConfig
+    from sampleforge.topologies.pairings.ddppo_config import DdppoConfig
 
     if not isinstance(stored, DdppoConfig) or None in (stored.num_ranks, resolved.num_ranks):
         return stored
     if stored.num_ranks == resolved.num_ranks:
         return stored
-    from sampleforge.topologies.ppo_defaults import for_ranks
+    from sampleforge.topologies.pairings.ppo_defaults import for_ranks
 
     shape = {name: getattr(asked, name) for name in ("num_envs_per_worker", "num_splits")}
     return for_ranks(dataclasses.replace(stored, **shape), resolved.num_ranks, left_open)
@@ -413,7 +413,7 @@ def with_ranks_of(stored: Any, left_open: Mapping[str, Any], asked: Any, resolve
 def change_of_ranks(before: Any, now: Any) -> list[str]:
     """Return what the user is to know if a run goes on with another number of ranks: a line with
     the sizes of all ranks together. ``now``: what `with_ranks_of` has returned for ``before``."""
-    from sampleforge.topologies.ddppo_config import DdppoConfig
+    from sampleforge.topologies.pairings.ddppo_config import DdppoConfig
 
     if not isinstance(before, DdppoConfig) or before.num_ranks == now.num_ranks:
         return []

@@ -17,7 +17,7 @@ import psutil
 from sampleforge.run.callback import Callback
 from sampleforge.runtime.machine import memory_available
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
-from sampleforge.topologies.devices import member_devices
+from sampleforge.topologies.devices import peer_devices
 from sampleforge.workers.config import LearnersConfig
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def gpus_of(config: AnyConfig, plan: AnyPlan) -> set[int]:
         several, learners = config.num_learners, config.learner_devices
     elif isinstance(config, RanksRunConfig):
         several = plan.num_workers
-    names = {*(learners or member_devices(plan.device, several))}
+    names = {*(learners or peer_devices(plan.device, several))}
     if getattr(plan, "inference", None) == "worker":
         names.add(plan.device)
     return {int(name.partition(":")[2] or 0) for name in names}

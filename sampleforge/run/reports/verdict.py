@@ -17,13 +17,12 @@ from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.devices import check_compiler
-from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.graph import Role as WorkerRole
+from sampleforge.topologies.graph import Graph, Role
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.sampler_plan import Plan
 
-Role = Literal["actor", "policy", "learner", "replay"]
+Side = Literal["actor", "policy", "learner", "replay"]
 Floats = npt.NDArray[np.float64]
 
 
@@ -36,7 +35,7 @@ class StageTime:
     process was not on a core."""
 
     name: str
-    role: Role
+    role: Side
     us: float
     share: float
     means: str
@@ -66,7 +65,7 @@ RANK_MEANING = {
 
 
 @dataclass(frozen=True)
-class Roles:
+class CounterRows:
     """The counter rows of the workers by role: ``actors`` step environments, ``policies`` only
     infer, ``learners`` only learn, ``replays`` hold a shard of the replay. ``ranks``: the actors
     are ranks, which also learn and then wait for each other."""
@@ -78,13 +77,13 @@ class Roles:
     replays: Sequence[int] = ()
 
 
-def roles_of(graph: Graph) -> Roles:
+def counter_rows_of(graph: Graph) -> CounterRows:
     """Return the counter rows of a graph's workers by role."""
 
-    def rows(*roles: WorkerRole) -> list[int]:
+    def rows(*roles: Role) -> list[int]:
         return [node.counter_row for node in graph.having(*roles)]
 
-    return Roles(
+    return CounterRows(
         rows("actor", "rank", "dataset"),
         rows("policy"),
         rows("learner"),
@@ -93,31 +92,31 @@ def roles_of(graph: Graph) -> Roles:
     )
 
 
-def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[StageTime]:
+def stages(counted: dict[str, Floats], rows: CounterRows, seconds: float) -> list[StageTime]:
     """Return the stage table of a window of ``seconds``. ``counted``: what every worker has counted
     in it, name of `sampleforge.topologies.graph.COUNTERS` -> [workers]."""
     steps = max(1.0, float(counted["env_steps"].sum()))
-    rows = {
-        "actor": roles.actors,
-        "policy": roles.policies,
-        "learner": roles.learners,
-        "replay": roles.replays,
+    by_side = {
+        "actor": rows.actors,
+        "policy": rows.policies,
+        "learner": rows.learners,
+        "replay": rows.replays,
     }
-    remote = bool(roles.policies)
+    remote = bool(rows.policies)
 
-    def spent(name: str, role: Role) -> float:
-        return float(counted[name][list(rows[role])].sum())
+    def spent(name: str, role: Side) -> float:
+        return float(counted[name][list(by_side[role])].sum())
 
     def everywhere(name: str) -> float:
         return float(counted[name].sum())
 
-    learning: Role = "learner" if roles.learners else "actor"
-    inferring: Role = "policy" if remote else "actor"
+    learning: Side = "learner" if rows.learners else "actor"
+    inferring: Side = "policy" if remote else "actor"
     rest = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor")
     requests = spent("infer_s", "actor") if remote else 0.0
-    waits_in_learning = spent("wait_s", "actor") if roles.ranks else 0.0
-    meaning = MEANING | (RANK_MEANING if roles.ranks else {})
-    seconds_of: list[tuple[str, Role, float]] = [
+    waits_in_learning = spent("wait_s", "actor") if rows.ranks else 0.0
+    meaning = MEANING | (RANK_MEANING if rows.ranks else {})
+    seconds_of: list[tuple[str, Side, float]] = [
         ("env step", "actor", spent("env_s", "actor")),
         ("gather", inferring, everywhere("gather_s")),
         ("forward", inferring, spent("infer_s", inferring) - everywhere("gather_s")),
@@ -133,9 +132,9 @@ def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Sta
         ("learner idle", "learner", spent("wait_s", "learner")),
     ]
     return [
-        StageTime(name, role, s / steps * 1e6, s / (len(rows[role]) * seconds), meaning[name])
+        StageTime(name, role, s / steps * 1e6, s / (len(by_side[role]) * seconds), meaning[name])
         for name, role, s in seconds_of
-        if rows[role]
+        if by_side[role]
     ]
 
 
@@ -167,7 +166,7 @@ REPLAY = ("insert", "draw")
 
 
 @dataclass(frozen=True)
-class BenchmarkContext:
+class VerdictContext:
     """The resolved flags of a run, and the machine. ``num_envs_per_worker`` is over all splits;
     ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
     also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
@@ -209,7 +208,7 @@ class BenchmarkContext:
     @classmethod
     def of(
         cls, config: AnyConfig, plan: Plan | ReplayPlan, spec: EnvSpec, graph: Graph
-    ) -> BenchmarkContext:
+    ) -> VerdictContext:
         """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
         Flags that the config does not have count as 1 or unset, so that they are not advised."""
         has, groups = vars(config), graph.groups
@@ -304,7 +303,7 @@ def verdict(
     table: Sequence[StageTime],
     free: float,
     idle_cores: float,
-    context: BenchmarkContext,
+    context: VerdictContext,
     warnings: tuple[str, ...] = (),
     gpu: float | None = None,
 ) -> Verdict:
@@ -331,7 +330,7 @@ def policy_busy(table: Sequence[StageTime]) -> float | None:
 
 
 def _limit(
-    share: dict[str, float], us: dict[str, float], free: float, context: BenchmarkContext
+    share: dict[str, float], us: dict[str, float], free: float, context: VerdictContext
 ) -> tuple[str, str]:
     """Return the limiting stage and the reason."""
     actors_wait, learner_waits = share["hand-over"], share.get("learner idle", 0.0)
@@ -381,7 +380,7 @@ def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
     return max((name for name in names if name in figures), key=lambda name: figures[name])
 
 
-def _flags(stage: str, idle_cores: float, context: BenchmarkContext, gpu: float) -> tuple[str, ...]:
+def _flags(stage: str, idle_cores: float, context: VerdictContext, gpu: float) -> tuple[str, ...]:
     """Return the flags to try against a bottleneck, best first; empty if only more cores or a
     faster simulator would help."""
     serves = context.inference != "inline" and context.device != "cpu"

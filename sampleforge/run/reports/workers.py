@@ -18,10 +18,10 @@ import psutil
 from sampleforge.run.callback import Callback
 from sampleforge.run.reports.system import NO_GPUS, Gpus, gpus_of
 from sampleforge.run.reports.verdict import (
-    BenchmarkContext,
     Verdict,
+    VerdictContext,
+    counter_rows_of,
     gpu_load,
-    roles_of,
     stages,
     verdict,
 )
@@ -113,19 +113,16 @@ class RunWatch(Callback):
     second before the first one; not in benchmark mode. Every session has one.
 
     ``context``: None for a run that only learns, which nothing but the learner can limit. ``gpus``:
-    those of the run.
-    ``state``: as it was judged last, without workers before that."""
+    those of the run. ``state``: as it was judged last, without workers before that."""
 
-    def __init__(
-        self, graph: Graph, context: BenchmarkContext | None, gpus: Gpus = NO_GPUS
-    ) -> None:
+    def __init__(self, graph: Graph, context: VerdictContext | None, gpus: Gpus = NO_GPUS) -> None:
         self._graph = graph
         self._gpus = gpus
         # Where experience is dropped, the learner only answers the driver and counts nothing.
         only_samples = context is not None and context.sampler_only
         self._nodes = [n for n in graph.nodes if not (only_samples and n.role == "learner")]
         self._context = context
-        self._roles = roles_of(graph)
+        self._counter_rows = counter_rows_of(graph)
         self._work = [i for i, name in enumerate(COUNTERS) if name not in NOT_WORK]
         self._looked = monotonic()
         self._counted = self._began = self._count()
@@ -140,7 +137,7 @@ class RunWatch(Callback):
         """Return the watch over the workers of a session that is wired."""
         plan, context = session.plan, None
         if isinstance(plan, SamplerPlan):
-            context = BenchmarkContext.of(session.resolved, plan, session.spec, session.graph)
+            context = VerdictContext.of(session.resolved, plan, session.spec, session.graph)
         gpus = Gpus(sorted(gpus_of(session.resolved, plan)))
         return cls(session.graph, context, gpus)
 
@@ -201,7 +198,7 @@ class RunWatch(Callback):
             return None
         if not (counted["learn_s"].sum() or context.sampler_only):
             return None
-        table = stages(counted, self._roles, seconds)
+        table = stages(counted, self._counter_rows, seconds)
         gpu = gpu_load(use.percent for use in self._gpus.use().values())
         return verdict(table, mean_fill(self._graph)[0], idle / seconds, context, gpu=gpu)
 

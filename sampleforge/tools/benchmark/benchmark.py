@@ -19,10 +19,10 @@ from sampleforge.env.random_play import random_actions
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.run.reports.system import NO_GPUS, Gpus, gpus_of
 from sampleforge.run.reports.verdict import (
-    BenchmarkContext,
+    VerdictContext,
+    counter_rows_of,
     gpu_load,
     policy_busy,
-    roles_of,
     stages,
     verdict,
 )
@@ -35,10 +35,10 @@ from sampleforge.tools.benchmark.window import Window, measure
 from sampleforge.topologies.graph import COUNTERS, Graph
 from sampleforge.topologies.restarts import END_RUN
 from sampleforge.topologies.sampler_plan import stale_warning
-from sampleforge.topologies.stored import StoredPlan
+from sampleforge.topologies.stored.plan import StoredPlan
 from sampleforge.workers.worker import IDLE_WAIT, EventDriven, StopFlag
 
-__all__ = ["Benchmark", "BenchmarkContext", "run_benchmark"]
+__all__ = ["Benchmark", "VerdictContext", "run_benchmark"]
 
 WARM_UP = 0.25
 """Length of the warm-up, as a fraction of the measurement's length."""
@@ -62,7 +62,7 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
 
     config = session.config
     assert not isinstance(session.plan, StoredPlan), "its config refuses benchmarks"
-    context = BenchmarkContext.of(config, session.plan, session.spec, session.graph)
+    context = VerdictContext.of(config, session.plan, session.spec, session.graph)
     gpus = Gpus(sorted(gpus_of(config, session.plan)))
     benchmark = Benchmark(
         session.graph, context, config.benchmark_seconds, tick, session.message, gpus
@@ -85,7 +85,7 @@ class Benchmark:
     def __init__(
         self,
         graph: Graph,
-        context: BenchmarkContext,
+        context: VerdictContext,
         seconds: float,
         tick: Callable[[], bool],
         log: Callable[..., None],
@@ -192,7 +192,7 @@ class Benchmark:
     def _result(self, window: Window) -> dict[str, Any]:
         """Return the values of benchmark.json."""
         context, peak = self._context, self._peak
-        table = stages(window.counted, roles_of(self._graph), window.seconds)
+        table = stages(window.counted, counter_rows_of(self._graph), window.seconds)
         judged = verdict(
             table,
             window.free,

@@ -333,7 +333,7 @@ class Notes:
         ended = any(out.terminated[0] or out.truncated[0] for _, _, out in self._seats)
         apart = played.resets_apart
         is_reset = not any(out.valid[0] for _, _, out in self._seats) if apart else ended
-        self._compare(ended)
+        self._compare()
         (played.resets if is_reset else played.steps).add(took)
         self._look(every=played.env_steps % SELDOM == 0)
         self._check()
@@ -364,7 +364,7 @@ class Notes:
         leaves = [leaf for _, _, out in self._seats for leaf in out.obs.values()]
         return hash(tuple(zlib.crc32(leaf.tobytes()) for leaf in leaves))
 
-    def _compare(self, ended: bool) -> None:
+    def _compare(self) -> None:
         """Compare the reward and the end of the newest step with those of earlier ones that began
         alike. Only with one agent and small observations."""
         (_, _, out), played = self._seats[0], self._played

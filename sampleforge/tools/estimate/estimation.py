@@ -14,7 +14,7 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.data.dataset import OfflineDataset, StoredEpisode, open_dataset, whole_episodes
-from sampleforge.data.stored_episodes import check_memory
+from sampleforge.data.episode_files import check_memory
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import resolve_encoder

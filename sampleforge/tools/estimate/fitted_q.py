@@ -172,8 +172,7 @@ class _Fit:
         self._optimiser = torch.optim.Adam(network.parameters(), lr=rate)
         if network.normaliser is not None:
             network.normaliser.update(data.obs)
-        ends = np.cumsum(data.lengths)
-        self._begins, self._ends = ends - data.lengths, ends
+        self._ends = np.cumsum(data.lengths)
         first = self.targets(np.zeros(len(data.reward)), np.zeros(len(data.reward)))
         self._scale = float(np.sqrt(np.mean(first**2))) or 1.0
 

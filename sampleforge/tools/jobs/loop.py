@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.lock import Kind, population_folder
+from sampleforge.run.folder.kinds import Kind, check_kind
+from sampleforge.run.folder.trust import check_places
+from sampleforge.runtime.folder_lock import lock_folder
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.tools.jobs.jobs import STOP_S, Jobs, JobsConfig, JobsScreen
 from sampleforge.tools.jobs.local import LocalJobs
@@ -56,7 +59,7 @@ def launched_in(
     """Lock ``folder``, which is new or of this ``kind``, and open its jobs; yield what ``make``
     makes of both, and the jobs. ``config``, ``most``: see `open_jobs`. Raises ConfigError if the
     folder cannot be used."""
-    with population_folder(folder, kind) as locked:
+    with _locked(folder, kind) as locked:
         jobs = open_jobs(locked, config, most)
         try:
             launched = make(locked, jobs)
@@ -64,6 +67,28 @@ def launched_in(
             jobs.close()
             raise
         yield launched, jobs
+
+
+@contextmanager
+def _locked(path: Path, kind: Kind) -> Iterator[Path]:
+    """Create the folder of a sweep or of a population of runs, lock it against other launchers, and
+    yield its absolute path. Raises ConfigError if it cannot be used, if it is of another ``kind``,
+    or if a link in it leads out of it."""
+    folder = path.absolute()
+    check_kind(folder, kind, "--folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_places(folder, tuple(os.listdir(folder)))
+        lock = lock_folder(folder, "--folder")
+    except OSError as error:
+        raise ConfigError(
+            f"--folder {folder} cannot be used: {error.strerror} ({error.filename}); give another "
+            "folder"
+        ) from error
+    try:
+        yield folder
+    finally:
+        os.close(lock)
 
 
 def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool) -> int:

@@ -108,11 +108,6 @@ def ask_to_stop(folder: Path) -> None:
     (folder / _STOP).touch()
 
 
-def is_asked_to_stop(folder: Path) -> bool:
-    """Return whether `ask_to_stop` was called, also by an earlier launcher."""
-    return (folder / _STOP).exists()
-
-
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Write the outcome of the job of the run in ``folder``."""
     plain = {"status": outcome.status, "error": outcome.error}

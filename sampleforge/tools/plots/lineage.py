@@ -16,7 +16,7 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import FILE, read
-from sampleforge.run.folder.lock import POPULATION
+from sampleforge.run.folder.kinds import POPULATION
 from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.tools.plots.descent import History, Stretch
 from sampleforge.tools.plots.figures import GREY, INK, PALE, TINY, WIDTH, plain_axes, save_figure

@@ -58,7 +58,7 @@ class Lanes:
         for stretch in self._history.all_stretches:
             self._draw_copy(axis, stretch, pitch)
         if len(self._lanes) <= NAMED_UP_TO:
-            self._name_snapshots(axis, best)
+            self._name_snapshots(axis)
         self._label_lanes(axis, pitch)
 
     def _lane(
@@ -138,7 +138,7 @@ class Lanes:
             clip_on=False,
         )
 
-    def _name_snapshots(self, axis: Any, height: float) -> None:
+    def _name_snapshots(self, axis: Any) -> None:
         """Write at each copy in the best member's ancestry which snapshot was copied."""
         for stretch, _ in self._ancestry:
             origin = stretch.origin

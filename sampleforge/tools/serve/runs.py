@@ -18,7 +18,7 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import parse
-from sampleforge.run.folder.lock import HeldLocks
+from sampleforge.runtime.folder_lock import HeldLocks
 from sampleforge.tools.plots.descent import History, Stretch
 from sampleforge.tools.plots.lineage import changing
 from sampleforge.tools.plots.lineage_lanes import lane_order

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.lock import STUDY
+from sampleforge.run.folder.kinds import STUDY
 from sampleforge.run.folder.trust import check_places
 from sampleforge.tools.sweep.spec import SweepSpec
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, nearest, to_plain
 from sampleforge.run.folder.files import write_atomically, write_json
-from sampleforge.run.folder.lock import STUDY
+from sampleforge.run.folder.kinds import STUDY
 from sampleforge.run.reports.metrics import parse_report
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import (

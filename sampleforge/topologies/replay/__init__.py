@@ -1,1 +1,1 @@
-"""The topology of Ape-X: its plan, its wiring and the saving of its replay."""
+"""The topology of Ape-X, SAC, CrossQ and TD3: actors, a replay, learners; plan and wiring."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.data.dataset import open_dataset
@@ -16,13 +14,12 @@ from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.limiter import Shares
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import RestartBudget
-from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ActingMaker, PolicySeeds
 from sampleforge.topologies.config import ReplayRunConfig
-from sampleforge.topologies.datasets import open_datasets
+from sampleforge.topologies.datasets import findable, open_datasets
 from sampleforge.topologies.graph import GraphBuilder
-from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.placement import placement_beside
+from sampleforge.topologies.policy_group import GroupWiring
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
@@ -38,7 +35,7 @@ class DatasetRows:
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: str,
         slots: TrajectorySlots,
         shuffle: int,
         seed: Sequence[int],
@@ -71,13 +68,6 @@ ACTS_ON = "cpu"
 """The device on which the actions of datasets are valued, that of the run's learner or not."""
 
 
-def dataset_folders(config: ReplayRunConfig, spec: EnvSpec) -> tuple[str, ...]:
-    """Return the datasets of ``config`` as workers find them, in any working directory. Raises
-    ConfigError as `open_datasets`."""
-    names = [dataset.source for dataset in open_datasets(config, spec)]
-    return tuple(str(Path(n).absolute()) if os.path.exists(n) else n for n in names)
-
-
 def shares_of(config: ReplayRunConfig, plan: ReplayPlan) -> Shares | None:
     """Return the shares of the sources in the experience; None if there is one source. The actors
     of the environment come first, then one for each dataset."""
@@ -90,16 +80,17 @@ def shares_of(config: ReplayRunConfig, plan: ReplayPlan) -> Shares | None:
 
 
 def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) -> None:
-    """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
+    """Add an actor for each dataset, which fills the slots of the replay of the only policy. Raises
+    ConfigError as `open_datasets`."""
     config, exchange, start = group.config, group.exchange, group.policy.start
     channels = group.actors
     spec, lives = exchange.slots.shape.spec, channels.restart_budget
-    folders = dataset_folders(config, spec)
     precision, _ = choose_precision(config, ACTS_ON, config.model.has_pixels(spec.observations))
-    for number, folder in enumerate(folders):
+    for number, dataset in enumerate(open_datasets(config, spec)):
         index = group.plan.num_workers + number
         seed = [start.seed, DATASET_STREAM, number, start.resumes]
-        rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed, lives, index)
+        folder, shuffle = findable(dataset.source), config.shuffle_buffer
+        rows = DatasetRows(folder, exchange.slots, shuffle, seed, lives, index)
         place = partial(ActingPlace, precision=precision, given=rows.actions)
         seeds = PolicySeeds(index, start, lives.life)
         acting = ActingMaker(group.new_model, group.weights, seeds, ACTS_ON, place)

@@ -20,9 +20,8 @@ def ladder_of(algorithm: Algorithm, config: Any, plan: SamplerPlan) -> torch.Ten
 
 
 def ladder_index(plan: SamplerPlan, actor: int, split: int, row: int) -> int:
-    """Return the index of an env row on the ladder of exploration, 0 for the row
-    that explores most. The rows
-    of each actor are spread over the whole ladder."""
+    """Return the index of an env row on the ladder of exploration, 0 for the row that explores
+    most. The rows of each actor are spread over the whole ladder."""
     return (split * plan.rows + row) * plan.num_workers + actor
 
 

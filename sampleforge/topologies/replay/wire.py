@@ -18,15 +18,15 @@ from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Results
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
-from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
-from sampleforge.topologies.policy_groups import wire_groups
+from sampleforge.topologies.policy_group import GroupWiring
 from sampleforge.topologies.replay.channels import add_shards, replay_channels, replay_notes, saves
 from sampleforge.topologies.replay.datasets import add_dataset_actors
 from sampleforge.topologies.replay.ladder import exploration, ladder_of, of_rows
 from sampleforge.topologies.replay.learners import sample_batches
 from sampleforge.topologies.replay.plan import ReplayPlan, run_notes, stored_shape
+from sampleforge.topologies.shared_actors import wire_groups
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.replay import ReplayChannels

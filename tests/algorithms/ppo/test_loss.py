@@ -1,4 +1,4 @@
-"""The losses with gradients by hand teach what `AppoLoss` teaches by autograd, minibatch by
+"""The losses with gradients by hand teach what `PpoLoss` teaches by autograd, minibatch by
 minibatch."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sampleforge.algorithms.learning import LearnerPlace
-from sampleforge.algorithms.ppo.learner import PpoLearner
-from sampleforge.algorithms.ppo.loss import AppoLoss
+from sampleforge.algorithms.ppo.loss import PpoLoss
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from tests.support.graphs import rollouts
 from tests.support.learners import SMALL, config, model_of
 from tests.support.literal_ppo import LiteralLoss
@@ -65,8 +65,8 @@ def test_updates_by_hand_are_those_by_autograd(
     batches = list(rollouts(chosen, 4))
     chosen = dataclasses.replace(chosen, minibatch_size=24)  # of 64 env steps, 8 of a row
     found = []
-    for loss in (AppoLoss, LiteralLoss):
-        learner = PpoLearner(
+    for loss in (PpoLoss, LiteralLoss):
+        learner = RolloutLearner(
             model_of(chosen),
             loss(chosen, chosen.gamma, normalises_returns=normalise_returns),
             chosen,
@@ -79,7 +79,7 @@ def test_updates_by_hand_are_those_by_autograd(
             if loss is LiteralLoss:
                 metrics[-1]["approx_kl_max"] = float(max(LiteralLoss.kls))
         found.append((learner.state()[0], metrics))
-        if loss is AppoLoss:
+        if loss is PpoLoss:
             assert (learner._passes is not None) == by_hand
     (ours, said), (plain, expected) = found
     assert not torch.equal(plain["model/policy_weight"], model_of(chosen).policy_weight)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal, TanhTransform
 
 from sampleforge.algorithms.ppo import terms
-from sampleforge.algorithms.ppo.config import AppoLossConfig
+from sampleforge.algorithms.ppo.config import PpoLossConfig
 from sampleforge.algorithms.ppo.terms import Steps, gradient, metrics_of, sums, terms_of
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, action_layout
 from sampleforge.ops.policy_terms import PolicyTerms, action_columns
@@ -76,7 +76,7 @@ class Case:
         self.valid = valid
         self.log_prob[~valid] = math.nan
 
-    def steps(self, config: AppoLossConfig) -> Steps:
+    def steps(self, config: PpoLossConfig) -> Steps:
         old, wanted, cost = (
             torch.where(self.valid, x, 0.0)
             for x in (self.old, self.targets - self.old, -self.advantages)
@@ -95,13 +95,13 @@ class Case:
             exploration_weight,
         )
 
-    def gradient(self, config: AppoLossConfig) -> tuple[Tensor, Tensor]:
+    def gradient(self, config: PpoLossConfig) -> tuple[Tensor, Tensor]:
         policy = PolicyTerms(self.layout, self.parameters, self.columns, squash=self.squash)
         found = terms_of(policy, self.values, self.steps(config), config)
         return gradient(policy, found, self.steps(config), config)
 
     def literal(
-        self, parameters: Tensor, values: Tensor, config: AppoLossConfig
+        self, parameters: Tensor, values: Tensor, config: PpoLossConfig
     ) -> dict[str, Tensor]:
         """The means of the terms, without the steps that do not count."""
         log_prob, entropy, symmetric_kl = self.literal_policy(parameters)
@@ -171,7 +171,7 @@ def test_gradient_and_metrics_are_those_of_the_literal_sum(name: str) -> None:
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=10 * tolerance)
 
     for settings in SETTINGS:
-        config = AppoLossConfig(clip_ratio=0.15, **settings)
+        config = PpoLossConfig(clip_ratio=0.15, **settings)
         parameters = case.parameters.clone().requires_grad_()
         values = case.values.clone().requires_grad_()
         expected = case.literal(parameters, values, config)
@@ -196,7 +196,7 @@ def test_gradient_and_metrics_are_those_of_the_literal_sum(name: str) -> None:
 @pytest.mark.parametrize("column", ["advantages", "log_prob", "targets"])
 def test_a_step_that_is_not_a_number_reaches_the_gradient(column: str) -> None:
     """So that the learner skips it. Steps that do not count do not."""
-    case, config = Case("discrete"), AppoLossConfig(exploration_coeff=0.1, kl_coeff=0.1)
+    case, config = Case("discrete"), PpoLossConfig(exploration_coeff=0.1, kl_coeff=0.1)
     getattr(case, column)[~case.valid] = math.nan
     case.values[~case.valid] = math.inf
     assert all(part.isfinite().all() for part in case.gradient(config))

@@ -13,7 +13,7 @@ from torch import Tensor
 from sampleforge.algorithms.averaging import DataParallel
 from sampleforge.algorithms.experience import Share
 from sampleforge.algorithms.sac.crossq_learner import CrossqLearner
-from sampleforge.algorithms.sac.crossq_passes import BatchNorm, RunningNorm
+from sampleforge.algorithms.sac.crossq_passes import BatchRenormPasses, RunningRenormPasses
 from sampleforge.algorithms.sac.learner import draw
 from sampleforge.models.batch_renorm import (
     EPS,
@@ -153,7 +153,7 @@ def test_rare_numbers_are_clipped_and_the_gradient_of_what_is_clipped_is_zero(
     x = torch.randn(1, 400, 3)
     x[0, 7, 1], by_outputs = 1e3, torch.randn(200, 3)
     x.requires_grad_()
-    passes = (BatchNorm if training else RunningNorm)(norm, 0)
+    passes = (BatchRenormPasses if training else RunningRenormPasses)(norm, 0)
     outputs = norm(x)[0]
     torch.testing.assert_close(passes.forward(x[0].detach()), outputs)
     farthest = float((norm.bias + FARTHEST * norm.weight).detach()[0, 0, 1])

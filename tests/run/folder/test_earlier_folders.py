@@ -25,9 +25,9 @@ from sampleforge.run.folder.stored_config import (
     flat_fields,
 )
 from sampleforge.run.folder.versions import FORMAT
-from sampleforge.tools.population.across_runs import Population
+from sampleforge.tools.pbt.across_runs import Population
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
 from tests.support.graphs import spec_of
 from tests.support.jobs import JobsAtOnce
 from tests.support.stored_runs import COMMANDS, command

@@ -12,7 +12,7 @@ import pytest
 from sampleforge.cli.train import parse_config
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
 from tests.support.graphs import spec_of
 from tests.support.pairings import plan_of
 

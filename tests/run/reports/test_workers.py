@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sampleforge.api import train
 from sampleforge.run.reports import workers
-from sampleforge.run.reports.verdict import BenchmarkContext, Roles, StageTime, Verdict, verdict
+from sampleforge.run.reports.verdict import CounterRows, StageTime, Verdict, VerdictContext, verdict
 from sampleforge.run.reports.workers import RunState, RunWatch, WorkerState, idle_s
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
@@ -35,7 +35,7 @@ class Watched:
         chosen = config(num_workers=2)
         self.graph, plan = build(chosen)
         spec = spec_of(chosen)
-        self.context = BenchmarkContext.of(resolved(chosen, spec), plan, spec, self.graph)
+        self.context = VerdictContext.of(resolved(chosen, spec), plan, spec, self.graph)
         self.watch = RunWatch(self.graph, self.context)
         self.pids = {node.name: os.getpid() for node in self.graph.nodes}
 
@@ -121,7 +121,7 @@ def test_busy_replay_workers_limit_a_run_that_waits_for_them() -> None:
     assert (found.bottleneck, found.part) == ("draw", "replay") and "90%" in found.reason
     idle = [s for s in table if s.name not in ("insert", "draw")]
     assert verdict(idle, 0.5, 2.0, context).part != "replay"
-    assert Roles([0], [], [1]).replays == ()
+    assert CounterRows([0], [], [1]).replays == ()
 
 
 def shown(values: dict[str, float], state: RunState, width: int, height: int) -> list[str]:

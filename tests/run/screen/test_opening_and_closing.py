@@ -18,7 +18,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvFailed, EnvProbeError
 from sampleforge.run.beginning import wired
 from sampleforge.run.folder.run_folder import with_folder_and_seed
-from sampleforge.run.reports.verdict import IN_WORDS, PART_OF, BenchmarkContext
+from sampleforge.run.reports.verdict import IN_WORDS, PART_OF, VerdictContext
 from sampleforge.run.reports.workers import RunWatch
 from sampleforge.run.screen.messages import (
     EMULATED_BF16,
@@ -192,7 +192,7 @@ def test_the_bottleneck_is_judged_from_what_workers_count() -> None:
     chosen = config(num_epochs=2)
     graph, plan = build(chosen)
     spec = spec_of(chosen)
-    watch = RunWatch(graph, BenchmarkContext.of(resolved(chosen, spec), plan, spec, graph))
+    watch = RunWatch(graph, VerdictContext.of(resolved(chosen, spec), plan, spec, graph))
     watch._looked -= 10.0
     assert watch.look({}).verdict is None, "nothing has been learned"
     runner = SerialRunner(graph)

@@ -12,19 +12,19 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.models.config import ModelConfig
-from sampleforge.run.reports.verdict import BenchmarkContext, Roles, stages, verdict
+from sampleforge.run.reports.verdict import CounterRows, VerdictContext, stages, verdict
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
 from sampleforge.tools.benchmark.benchmark import RandomActions
 from sampleforge.tools.benchmark.table import WIDTH, render
 from sampleforge.topologies.config import AppoConfig, SacConfig
-from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import COUNTERS
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.graphs import build, one_policy, spec_of
 from tests.support.pairings import plan_of, wire_of
 
-SETTING = BenchmarkContext(
+SETTING = VerdictContext(
     num_workers=2,
     num_envs_per_worker=32,
     num_splits=2,
@@ -60,7 +60,7 @@ INLINE: dict[str, Any] = {
 }
 
 
-def table_of(roles: Roles, seconds: float = 10.0, **columns: list[float]):
+def table_of(roles: CounterRows, seconds: float = 10.0, **columns: list[float]):
     return {stage.name: stage for stage in stages(counted(**columns), roles, seconds)}
 
 
@@ -68,7 +68,7 @@ def table_of(roles: Roles, seconds: float = 10.0, **columns: list[float]):
 
 
 def test_stages_of_inline_actors_and_a_learner() -> None:
-    table = table_of(Roles([0, 1], [], [2]), **INLINE)
+    table = table_of(CounterRows([0, 1], [], [2]), **INLINE)
     us = {name: round(stage.us, 6) for name, stage in table.items()}
     assert us == {
         "env step": 8.0,
@@ -89,7 +89,7 @@ def test_stages_of_inline_actors_and_a_learner() -> None:
 
 def test_with_policy_workers_asking_is_part_of_the_hand_over() -> None:
     table = table_of(
-        Roles([0], [1], []),
+        CounterRows([0], [1], []),
         env_steps=[1_000_000, 0],
         step_s=[6.0, 0],
         env_s=[4.0, 0],
@@ -114,7 +114,7 @@ RANKS: dict[str, Any] = {
     "publish_s": [0.5, 0.5],
 }
 """Ranks step, learn, and wait for each other while they learn."""
-ALL_RANKS = Roles([0, 1], [], [], ranks=True)
+ALL_RANKS = CounterRows([0, 1], [], [], ranks=True)
 
 
 def test_the_time_that_ranks_wait_for_each_other_does_not_count_as_learning() -> None:
@@ -132,7 +132,7 @@ def test_the_time_that_ranks_wait_for_each_other_does_not_count_as_learning() ->
 def judge(free: float = 0.5, idle: float = 0.0, roles=None, columns=None, gpu=None, **setting):
     """The verdict on INLINE with the given changes (column -> values)."""
     rows = {**INLINE, **(columns or {})}
-    found = stages(counted(**rows), roles or Roles([0, 1], [], [2]), 10.0)
+    found = stages(counted(**rows), roles or CounterRows([0, 1], [], [2]), 10.0)
     return verdict(found, free, idle, dataclasses.replace(SETTING, **setting), gpu=gpu)
 
 
@@ -182,7 +182,7 @@ def test_a_learner_whose_passes_are_by_hand_is_advised_to_compile_them(
     config = resolve_defaults(SacConfig(env="Pendulum-v1", **more), spec)
     plan = plan_of(config, spec)
     graph = wire_of(config, plan, spec, *one_policy(ResumePoint(1)))
-    assert BenchmarkContext.of(config, plan, spec, graph).compile_may_pay is pays
+    assert VerdictContext.of(config, plan, spec, graph).compile_may_pay is pays
     advised = judge(free=0.0, columns=BEHIND, compile_may_pay=pays).flags
     assert ("--compile" in advised) is pays
 
@@ -217,7 +217,7 @@ def remote(gpu: float | None = None, device: str = "cpu", **columns: list[float]
         "wait_s": [7.0, 7.0, 7.0, 9.0],
         **{name: [0.0] * 4 for name in ("batch_s", "learn_s", "publish_s")},
     }
-    roles = Roles([0, 1], [2], [3])
+    roles = CounterRows([0, 1], [2], [3])
     served: dict[str, Any] = {"inference": "worker", "num_policy_workers": 1, "device": device}
     return judge(roles=roles, columns={**rows, **columns}, gpu=gpu, **served)
 

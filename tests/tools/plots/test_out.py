@@ -78,12 +78,14 @@ def test_a_tournament_is_not_lost_with_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     pytest.importorskip("openskill")
-    from sampleforge.tools.games import Game, PlayedGame, Standings
+    from sampleforge.tools.tournament.games import Game, PlayedGame, Standings
 
     standings = Standings("duel", ["one", "two"])
     for game in (Game(0, 1), Game(1, 0)) * 2:
         standings.add(PlayedGame(game, 0.5))
-    monkeypatch.setattr("sampleforge.tools.tournament.play_tournament", lambda *_, **__: standings)
+    monkeypatch.setattr(
+        "sampleforge.tools.tournament.tournament.play_tournament", lambda *_, **__: standings
+    )
     words = ["tournament", "a", "b", "--quiet", "--out", str(tmp_path / "x.png")]
     assert fails_with_a_result(words, capsys)["games"] == 4
 

@@ -17,14 +17,13 @@ from sampleforge.tools.jobs.jobs import LaunchFailed
 from sampleforge.tools.jobs.training_job import (
     Outcome,
     ask_to_stop,
-    is_asked_to_stop,
     write_outcome,
 )
 from sampleforge.tools.plots.sweep import axis_of, draw_sweep, picture
 from sampleforge.tools.sweep.spec import read_spec
 from sampleforge.tools.sweep.study import news, table
 from sampleforge.tools.sweep.sweep import Sweep
-from tests.support.jobs import JobsAtOnce, TrainingsAtOnce
+from tests.support.jobs import JobsAtOnce, TrainingsAtOnce, is_asked_to_stop
 from tests.support.processes import RunCli
 
 SPEC = """

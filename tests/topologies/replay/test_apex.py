@@ -22,7 +22,7 @@ from sampleforge.run.screen.messages import memory_line
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.topologies.replay.ladder import (
     exploration_thirds,
     ladder_index,

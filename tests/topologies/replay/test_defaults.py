@@ -17,7 +17,7 @@ from sampleforge.presets import preset_values
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.pairings import network_maker
 
 ACTION = {"action": ActionSpec("discrete", (), "int64", (6,))}

@@ -15,9 +15,9 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ApexConfig, SacConfig
-from sampleforge.topologies.critics_defaults import resolve_defaults
-from sampleforge.topologies.dqn_defaults import resolve_defaults as resolve_apex
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults as resolve_apex
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.apex_graphs import learner_worker, serial_rounds, with_learner
 from tests.support.box_code import box_config

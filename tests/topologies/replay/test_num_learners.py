@@ -30,7 +30,7 @@ from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.workers.group_member import check_same_state
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import spec_of

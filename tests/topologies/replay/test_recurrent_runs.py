@@ -15,7 +15,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.reports.statistics import RunStatistics
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import build_apex, serial_rounds
 from tests.support.graphs import spec_of
 from tests.support.pairings import plan_of

@@ -25,8 +25,8 @@ from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.spec import EnvSpec, action_specs
 from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
-from sampleforge.topologies.critics_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.workers.metrics import DivergedError

@@ -20,9 +20,9 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
 from sampleforge.run.folder.replays import Replays
 from sampleforge.spec import ACTION
-from sampleforge.topologies import critics_defaults
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.pairings import critics_defaults
+from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,

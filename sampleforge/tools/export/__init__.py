@@ -1,0 +1,1 @@
+"""Exported policies: files that act without SampleForge."""

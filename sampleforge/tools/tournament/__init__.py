@@ -1,0 +1,1 @@
+"""Tournaments: policies play each other."""

@@ -1,0 +1,109 @@
+"""Slots: actors -> ready slots -> learner -> weights -> actors, or their policy workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sampleforge.algorithms.algorithm import Algorithm
+from sampleforge.rollouts.batch import SlotBatches
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import SlotShape
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import AgentGroup
+from sampleforge.topologies.config import SlotsRunConfig
+from sampleforge.topologies.devices import describe_learners, learner_devices
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder
+from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
+from sampleforge.topologies.learner_maker import learner_makers
+from sampleforge.topologies.policy_group import GroupWiring
+from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.shared_actors import wire_groups
+from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape
+from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
+
+
+def wire_slots(
+    algorithm: Algorithm,
+    config: SlotsRunConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: ResumePoint,
+    policies: Sequence[PolicyStart],
+    frozen: Sequence[FrozenStart] = (),
+    others: Sequence[AgentGroup] = (),
+    hooks: RunHooks = NO_HOOKS,
+) -> Graph:
+    """Wire the groups of ``policies``, see `wire_groups`. ``others``: the agent groups of a
+    multi-agent environment beside the first one, which is that of ``config``, ``plan`` and
+    ``spec``."""
+    agents = [AgentGroup(algorithm, config, plan, spec), *others]
+    notes = _notes(config, plan, spec, len(policies))
+    return wire_groups(SlotsGroup, agents, notes, start, policies, frozen, hooks)
+
+
+class SlotsGroup(GroupWiring[SlotExchange]):
+    """A policy whose learners take batches of complete slots, and give the slots back."""
+
+    def slot_shape(self) -> SlotShape:
+        return slot_shape(self.agents.algorithm, self.config, self.plan, self.agents.spec)
+
+    def new_exchange(self) -> SlotExchange:
+        return SlotExchange(self.slots, self.actors.wakeups, self.learner_wakeups)
+
+    @property
+    def synchronous(self) -> bool:
+        return bool(self.plan.synchronous)
+
+    def add_learners(self, graph: GraphBuilder) -> Learners:
+        config, plan, wakeups = self.config, self.plan, self.learner_wakeups
+        if config.sampler_only:
+            return add_sink(graph, wakeups[0], self.exchange)
+        batches = [
+            SlotBatches(
+                self.exchange,
+                plan.slots_per_batch // config.num_learners,
+                torch.device(device),
+                synchronous=plan.synchronous,
+                prefetch=gathers_ahead(plan, serial=config.serial),
+                learner=index,
+            )
+            for index, device in enumerate(learner_devices(config, plan.device))
+        ]
+        makers = learner_makers(self.new_model, plan, self.policy, batches)
+        return add_learners(graph, config, makers, self.weights, wakeups, self.member, self.node)
+
+    def edges(self, prefix: str) -> tuple[Edge, ...]:
+        config, plan = self.config, self.plan
+        actors = f"{plan.num_workers} actors"
+        several = config.num_learners > 1
+        learners = f"{config.num_learners} {prefix}learners" if several else f"{prefix}learner"
+        rollout = f"slot of {plan.rollout} steps x {plan.rows} rows"
+        together = "gradients, summed at every minibatch; counts and moments"
+        return (
+            Edge(actors, learners, f"ready {rollout} ({plan.slots_per_batch} a batch)"),
+            Edge(learners, actors, f"free slot ({plan.slots} in circulation)"),
+            *([Edge(learners, learners, together)] if several else []),
+            *self.sampler_edges(prefix, f"{prefix}learner 0" if several else learners),
+        )
+
+
+def _notes(config: SlotsRunConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
+    """Return notes about a run with so many ``policies``."""
+    ahead = gathers_ahead(plan, serial=config.serial)
+    one = policies == 1 or config.pbt
+    return (
+        plan.describe_envs(),
+        f"batch {plan.batch_size} env steps, "
+        f"{'synchronous' if plan.synchronous else 'asynchronous'}",
+        *plan.lag.notes,
+        *([f"slots {human_bytes(plan.slot_bytes)} of shared memory"] if one else []),
+        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
+        f"{', beside one that gathers the next batch' if ahead else ''}",
+        *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
+        *plan.reasons,
+        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
+    )

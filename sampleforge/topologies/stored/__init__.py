@@ -1,0 +1,1 @@
+"""The topology of MARWIL: a learner of recorded data, without actors; plan and wiring."""
