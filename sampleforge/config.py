@@ -293,7 +293,10 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return os.fspath(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}")
+    named = ""
+    if callable(value):
+        named = "; give its name, package.module:name (of the script itself __main__:name)"
+    raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}{named}")
 
 
 def _json(value: Any, where: str) -> Any:

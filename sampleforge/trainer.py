@@ -21,9 +21,9 @@ from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.newest_policies import NewestPolicies
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.result import Result, dataframe
-from sampleforge.run.callback import Callback
+from sampleforge.run.callback import Callback, checked
 from sampleforge.run.reports.metrics import read_metrics
-from sampleforge.run.screen.screen import in_notebook
+from sampleforge.run.screen import screen
 from sampleforge.run.session import Session
 from sampleforge.runtime.config import StopCondition
 from sampleforge.runtime.interrupts import DeferredInterrupt
@@ -76,9 +76,9 @@ class Trainer:
         display: bool | None = None,
     ) -> None:
         self._config = with_schedule_seed(config)
-        self._given_callbacks = tuple(callbacks)
+        self._given_callbacks = checked(callbacks)
         self._policy_ids = policies
-        self._display = in_notebook() and not config.quiet if display is None else display
+        self._display = screen.in_notebook() and not config.quiet if display is None else display
         self._pace = _Pace()
         self.session = self._new_session()
         """The run itself, see `Session`."""
@@ -98,9 +98,7 @@ class Trainer:
             self._pace,
         ]
         if self._display:
-            from sampleforge.run.screen.screen import Screen
-
-            callbacks.append(Screen())
+            callbacks.append(screen.Screen())
         return Session(self._config, callbacks, policies=self._policy_ids)
 
     # ---- beginning and ending ----
@@ -199,14 +197,21 @@ class Trainer:
         ``conditions``: each a metric compared with a number, such as "return_mean>=475" (with >=,
         <=, > or <), or a function that returns True for a report. ``env_steps``: those of the run
         in total, earlier parts included. ``seconds``: since this call. Raises ValueError if there
-        is no condition, ConfigError for a text that is none, or a metric that no report can have;
-        otherwise as `train`.
+        is no condition, TypeError for what can be none, ConfigError for a text that is none, or a
+        metric that no report can have; otherwise as `train`.
         """
         if not conditions and env_steps is None and seconds is None:
             raise ValueError(
                 "train_until() has no condition; give one, or iterate over the Trainer to train to "
                 "the stop condition of the run"
             )
+        for each in conditions:
+            if not isinstance(each, str) and not callable(each):
+                raise TypeError(
+                    f"train_until({each!r}): a condition is a text, such as "
+                    '"return_mean>=475", or a function of the report; a number of env steps is '
+                    f"train_until(env_steps={each!r})"
+                )
         parsed = [StopCondition.parse(c) if isinstance(c, str) else c for c in conditions]
         session = self._working()
         for condition in parsed:

@@ -77,6 +77,14 @@ def test_train_returns_one_report_after_the_other_until_the_stop_condition(tmp_p
     assert trainer.compute_action(OBS) in (0, 1), "the weights are still there"
 
 
+def test_a_condition_that_is_neither_text_nor_function_is_refused_before_it_trains() -> None:
+    wrong: Any = 30_000
+    trainer = Trainer(sf.AppoConfig(env="CartPole-v1"))
+    with pytest.raises(TypeError, match=r"train_until\(env_steps=30000\)"):
+        trainer.train_until(wrong)
+    assert trainer.iteration == 0
+
+
 def test_train_until_stops_at_the_first_condition(tmp_path: Path) -> None:
     with Trainer(config(tmp_path, report_interval=1.0)) as trainer:
         assert 1500 <= trainer.train_until(env_steps=1500)["env_steps"] < 1900, "before a report"

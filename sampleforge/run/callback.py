@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
+
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.user_code import import_user_module
+from sampleforge.run.reports.metrics import evaluations
 from sampleforge.workers.callback import (
     WORKER_HOOKS,
     WorkerCallback,
@@ -69,8 +73,9 @@ class Callback(WorkerCallback):
         """The evaluator has finished: the ``eval_*`` scalars of its result."""
 
     def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
-        """Return plain values that each policy's checkpoint is to hold beside the learner's state;
-        a resumed session finds them in ``session.opened.earlier``."""
+        """Return values that each policy's checkpoint is to hold beside the learner's state, by
+        name: numbers, texts, and lists (of a tuple, too) and dicts of them. A resumed session has
+        them in ``session.saved_state(self)``."""
         return {}
 
     def on_checkpoint(self, session: Session, env_steps: int) -> None:
@@ -86,7 +91,7 @@ class Callback(WorkerCallback):
         """The training has ended without an error; the workers still answer."""
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
-        """The summary is being made: add values to it."""
+        """The summary is being made: add values to it, which JSON can hold."""
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         """Everything has ended, with an error or without: the fields of summary.json."""
@@ -118,16 +123,171 @@ class UntilWired(Generic[T]):
         vars(session)[f"_{self._name}"] = value
 
 
-def tell(callback: Callback, hook: str, session: Session, *args: Any) -> Any:
-    """Call a hook of a callback, and return what it returns. An exception passes through, with a
-    note that names the callback and the hook. (SampleForge's own callbacks raise errors that
-    explain themselves.)"""
+class Callbacks(list[Callback]):
+    """The callbacks of a session, in the order in which they are called. An exception of a hook of
+    the user's gets a note that names the callback and the hook. (SampleForge's own callbacks raise
+    errors that explain themselves.)"""
+
+    def __init__(self, session: Session, callbacks: Sequence[Callback]) -> None:
+        super().__init__(callbacks)
+        self._session = session
+
+    def tell(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback that has it."""
+        for callback in self:
+            if getattr(type(callback), hook) is not getattr(Callback, hook):
+                self._call(callback, hook, *args)
+
+    def report(self, report: dict[str, float]) -> None:
+        """Have all callbacks extend a report, and then tell them of it and of the evaluations that
+        it has. Raises TypeError for a value that is no number, and for a report without what every
+        one has."""
+        for callback in self:
+            before = dict(report)
+            self._call(callback, "extend_report", report)
+            with _naming(callback, "extend_report"):
+                for name in KEPT:
+                    if name not in report:
+                        raise TypeError(f"the report has no {name!r} any more, which must stay")
+                for name, value in report.items():
+                    if name not in before or value is not before[name]:
+                        report[name] = _number(value, f"report[{name!r}]")
+        finished = list(evaluations(report).values())
+        for callback in self:
+            self._call(callback, "on_report", report)
+            for evaluation in finished:
+                self._call(callback, "on_evaluation", evaluation)
+
+    def states(self) -> dict[str, Any]:
+        """Return what the callbacks keep in a checkpoint. Raises TypeError for values that it
+        cannot hold."""
+        state: dict[str, Any] = {}
+        of_users = {}
+        for name, callback in self._by_name().items():
+            found = self._call(callback, "checkpoint_state")
+            if not _is_users(callback):
+                state |= found
+                continue
+            with _naming(callback, "checkpoint_state"):
+                if not isinstance(found, Mapping):
+                    raise TypeError(f"it returned {found!r:.80}, but must return a dict")
+                if found:
+                    of_users[name] = _plain(found, "the returned dict")
+        return {**state, SAVED: of_users}
+
+    def state(self, callback: Callback, earlier: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what ``callback``, one of these, has kept in the checkpoint whose driver's part is
+        ``earlier``. One of an earlier version has the values of all callbacks together."""
+        if SAVED not in earlier:
+            return dict(earlier)
+        name = next(name for name, each in self._by_name().items() if each is callback)
+        return dict(earlier[SAVED].get(name, {}))
+
+    def extend_summary(self, summary: dict[str, Any]) -> None:
+        """Have all callbacks extend a summary, and leave out of it what JSON cannot hold. Raises
+        the first error of a callback, or TypeError for such a value, afterwards."""
+        problem: Exception | None = None
+        for callback in self:
+            before = dict(summary)
+            try:
+                self._call(callback, "extend_summary", summary)
+            except Exception as error:
+                problem = problem or error
+            for name, value in [*summary.items()]:
+                if name in before and value is before[name]:
+                    continue
+                try:
+                    with _naming(callback, "extend_summary"):
+                        summary[name] = _plain(value, f"summary[{name!r}]")
+                except TypeError as error:
+                    problem = problem or error
+                    del summary[name]
+        if problem is not None:
+            raise problem
+
+    def unknown_hooks(self) -> list[str]:
+        """Return a sentence for each method that has the name of a hook, but of none that there is,
+        and so is never called."""
+        hooks = [name for name in dir(Callback) if name.startswith(HOOKS)]
+        told = []
+        for cls in dict.fromkeys(map(type, self)):
+            for name in dir(cls):
+                if name.startswith(HOOKS) and name not in hooks and callable(getattr(cls, name)):
+                    near = nearest(name, hooks, 1)
+                    meant = f" Did you mean {near[0]}?" if near else ""
+                    told.append(
+                        f"{cls.__name__}.{name} is never called: there is no such hook.{meant}"
+                    )
+        return told
+
+    def _call(self, callback: Callback, hook: str, *args: Any) -> Any:
+        with _naming(callback, hook):
+            return getattr(callback, hook)(self._session, *args)
+
+    def _by_name(self) -> dict[str, Callback]:
+        """Return the callbacks by the names of their classes, further ones of a class with a
+        number."""
+        found: dict[str, Callback] = {}
+        for callback in self:
+            name = type(callback).__qualname__
+            same = sum(type(each).__qualname__ == name for each in found.values())
+            found[f"{name} {same + 1}" if same else name] = callback
+        return found
+
+
+SAVED = "callbacks"
+"""Key in the driver's part of a checkpoint: what callbacks of users keep there, by their names."""
+KEPT = ("env_steps", "wall_s")
+"""Scalars that every report has."""
+HOOKS = ("on_", "extend_", "checkpoint_")
+"""How the names of hooks begin."""
+
+
+@contextmanager
+def _naming(callback: Callback, hook: str) -> Iterator[None]:
+    """Add a note that names a hook of the user's to an exception that is raised in the context."""
     try:
-        return getattr(callback, hook)(session, *args)
+        yield
     except Exception as error:
-        if type(callback).__module__.partition(".")[0] != "sampleforge":
+        if _is_users(callback):
             name_cause(error, hook_name(callback, hook))
         raise
+
+
+def _is_users(callback: Callback) -> bool:
+    return type(callback).__module__.partition(".")[0] != "sampleforge"
+
+
+def _number(value: Any, where: str) -> float:
+    """Return a number of Python's. Raises TypeError, which names ``where``, for another value."""
+    if isinstance(value, bool | int | float) and not isinstance(value, np.generic):
+        return value
+    if not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"{where} is {value!r:.80}, but must be a number")
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a value that JSON can hold: numpy's numbers as Python's, tuples as lists. Raises
+    TypeError, which names ``where``, for any other one."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}; keys must be texts")
+        return {key: _plain(each, f"{where}[{key!r}]") for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(
+        f"{where} is of the type {type(value).__name__}, but must be a number, a text, or a list "
+        "or dict of these (of an array: .tolist())"
+    )
 
 
 def adds_metrics(callback: Callback) -> bool:
@@ -138,8 +298,17 @@ def adds_metrics(callback: Callback) -> bool:
 
 def callbacks_of(given: Sequence[Callback], names: Sequence[str]) -> list[Callback]:
     """Return the callbacks ``given``, and an object of each of the classes ``names``,
-    package.module:Class (``--callbacks``). Raises ConfigError for one that is not an object of a
-    class derived from `Callback`, and if there is no class of a name."""
+    package.module:Class (``--callbacks``). Raises ConfigError as `checked`, and if there is no
+    class of a name."""
+    return [*checked(given), *(_named(name) for name in names)]
+
+
+def checked(given: Sequence[Callback]) -> tuple[Callback, ...]:
+    """Return the callbacks ``given``. Raises ConfigError for one that is not an object of a class
+    derived from `Callback`, and for one that is not in a list."""
+    if isinstance(given, Callback):
+        name = type(given).__name__
+        raise ConfigError(f"callbacks={name}() must be a list of callbacks: give [{name}()]")
     for callback in given:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type)
@@ -148,7 +317,7 @@ def callbacks_of(given: Sequence[Callback], names: Sequence[str]) -> list[Callba
                 f"callbacks=[...] has {name}, but must have objects of classes derived from "
                 f"sampleforge.Callback{f': give {name}()' if is_class else ''}"
             )
-    return [*given, *(_named(name) for name in names)]
+    return tuple(given)
 
 
 def _named(name: str) -> Callback:

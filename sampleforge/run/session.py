@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.config import ConfigError
 from sampleforge.run.callback import (
     Callback,
+    Callbacks,
     Level,
     Message,
     UntilWired,
     callbacks_of,
-    tell,
 )
 from sampleforge.run.deployment import Deployment
 from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.due import ReportTimes
-from sampleforge.run.reports.metrics import evaluations
 from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.policy_roles import roles_of_policies
@@ -81,7 +80,7 @@ class Session:
         with all defaults."""
         self.roles = roles
         self._deployment = deployment or Deployment(serial=config.serial)
-        self._callbacks = callbacks_of(callbacks, config.callbacks)
+        self._callbacks = Callbacks(self, callbacks_of(callbacks, config.callbacks))
         self._files = RunFiles()
         self._resources = ExitStack()
         self._runner: Runner | None = None
@@ -139,13 +138,15 @@ class Session:
         self.resolved, self.plan = self.run_plan.resolved, self.run_plan.sizes
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
         self._set_hyperparameters = SetHyperparameters(reaches_all=deployment.shares_memory)
-        self._tell("on_wire")
+        self._callbacks.tell("on_wire")
         self.graph = wire_session(self, self._callbacks, processes=not deployment.has_workers_here)
         self._follow_graph()
         for text, level in opening_messages(self, self.run_plan.config):
             self.message(text, level)
         for text in self.opened.notes:
             self.message(text)
+        for text in self._callbacks.unknown_hooks():
+            self.message(text, "warning")
         resumed = self.resume_point.env_steps if self.opened.earlier else None
         for text in deployment.notices(resumed):
             self.message(text, "warning")
@@ -183,7 +184,7 @@ class Session:
         self.ticker.start()
         self._runner.start()
         self._set_hyperparameters.ask(self)
-        self._tell("on_start")
+        self._callbacks.tell("on_start")
 
     @property
     def has_workers(self) -> bool:
@@ -209,14 +210,12 @@ class Session:
         last weights are evaluated."""
         interval, by_env_steps = self.config.report_interval, self._deployment.by_env_steps
         times = ReportTimes(self.graph.progress, interval, by_env_steps=by_env_steps)
-        polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
         while not self.is_ending:
             self.work()
             if times.is_due() or self.statistics.evaluation_waits or self._report_now:
                 self._report_now = False
                 yield self.report()
-            for callback in polled:
-                tell(callback, "on_poll", self)
+            self._callbacks.tell("on_poll")
         if not self.is_interrupted():
             yield self.report()
             while self.statistics.evaluation_waits:
@@ -246,10 +245,8 @@ class Session:
         episodes = self.graph.episodes.take()
         self._files.take_episodes(self, episodes)
         self.statistics.take_episodes(episodes)
-        for callback in self._callbacks:
-            if type(callback).on_episode_record is not Callback.on_episode_record:
-                for record in episodes:
-                    tell(callback, "on_episode_record", self, record)
+        for record in episodes:
+            self._callbacks.tell("on_episode_record", record)
         if (first := self.statistics.first_nonfinite()) is not None:
             self.message(first, "warning")
         self.statistics.take_evaluations()
@@ -278,12 +275,7 @@ class Session:
         self._set_hyperparameters.ask(self)
         metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
         scalars = self.statistics.scalars(metrics)
-        self._tell("extend_report", scalars)
-        finished = list(evaluations(scalars).values())
-        for callback in self._callbacks:
-            tell(callback, "on_report", self, scalars)
-            for evaluation in finished:
-                tell(callback, "on_evaluation", self, evaluation)
+        self._callbacks.report(scalars)
         return scalars
 
     def ask_learner(self, group: PolicyGroup, kind: str) -> Any:
@@ -293,10 +285,12 @@ class Session:
 
     def callback_state(self) -> dict[str, Any]:
         """Return the plain values that the callbacks keep in checkpoints, and the tasks."""
-        state: dict[str, Any] = self.tasks.state()
-        for callback in self._callbacks:
-            state |= tell(callback, "checkpoint_state", self)
-        return state
+        return {**self.tasks.state(), **self._callbacks.states()}
+
+    def saved_state(self, callback: Callback) -> dict[str, Any]:
+        """Return what `Callback.checkpoint_state` of ``callback``, one of this session's, returned
+        for the checkpoint that this run has resumed from; empty if there is none."""
+        return self._callbacks.state(callback, self.opened.earlier)
 
     def save(self) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written."""
@@ -304,11 +298,11 @@ class Session:
 
     def checkpoint_written(self, env_steps: int) -> None:
         """Tell the callbacks that there is a new checkpoint, of so many env steps."""
-        self._tell("on_checkpoint", env_steps)
+        self._callbacks.tell("on_checkpoint", env_steps)
 
     def restarted(self, text: str) -> None:
         """Tell the callbacks, and the user, that a worker was restarted."""
-        self._tell("on_restart", text)
+        self._callbacks.tell("on_restart", text)
         self.alert(text)
 
     # ---- what callbacks change ----
@@ -348,14 +342,9 @@ class Session:
 
     # ---- talking ----
 
-    def _tell(self, hook: str, *args: Any) -> None:
-        """Call a hook of every callback."""
-        for callback in self._callbacks:
-            tell(callback, hook, self, *args)
-
     def message(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Tell the callbacks what the user is to know."""
-        self._tell("on_message", Message(text, level, source))
+        self._callbacks.tell("on_message", Message(text, level, source))
 
     def note(self, text: str) -> None:
         """A message for the log alone."""
@@ -409,7 +398,7 @@ class Session:
             self.interrupt()
         try:
             if error is None or isinstance(error, KeyboardInterrupt):
-                self._tell("on_stop")
+                self._callbacks.tell("on_stop")
             else:
                 self._save_after(error)
         except BaseException as problem:
@@ -481,15 +470,17 @@ class Session:
         """Write the summary, and tell the callbacks of the end. A resumed run that has failed
         without an env step leaves what describes and measures the earlier run as it was."""
         summary = self._summary(error)
-        self._tell("extend_summary", summary)
+        with ExitStack() as after:  # also if a callback fails
+            after.callback(self._callbacks.tell, "on_end", summary)
+            after.callback(self._store, summary, error)
+            self._callbacks.extend_summary(summary)
+
+    def _store(self, summary: dict[str, Any], error: BaseException | None) -> None:
         has_begun = self.graph.progress.env_steps > self.resume_point.env_steps
-        try:
-            if error is not None and self.opened.earlier and not has_begun:
-                self.folder.put_back()
-            else:
-                self.folder.write_summary(summary)
-        finally:
-            self._tell("on_end", summary)
+        if error is not None and self.opened.earlier and not has_begun:
+            self.folder.put_back()
+        else:
+            self.folder.write_summary(summary)
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
         status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"

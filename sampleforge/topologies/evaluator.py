@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
 from sampleforge.env.user_code import import_function
@@ -75,7 +75,13 @@ def check_evaluation(config: AnyConfig, trained: EnvSpec) -> None:
     if not (config.evaluate_env or config.evaluate_env_kwargs):
         return
     env = evaluation_env(config)
-    spec = probe(env)
+    try:
+        spec = probe(env)
+    except ConfigError as error:
+        name = "evaluate_env" if config.evaluate_env else "evaluate_env_kwargs"
+        reason = str(error).removeprefix(f"--env {env.env}: ")
+        error.args = (f"{typed(name, getattr(config, name))}: {reason}",)
+        raise
     if spec.one_per_process and not trained.one_per_process:
         raise ConfigError(
             f"--evaluate-env {env.env}: a process can have one of it only, as its probe has "

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sampleforge.api import Result, train
@@ -184,6 +185,103 @@ def test_a_report_can_be_changed_before_it_is_written(tmp_path: Path) -> None:
     run("appo", tmp_path, Changing())
     for report in reports(tmp_path):
         assert report["own"] == report["env_steps"] / 2 and "frames_per_s" not in report
+
+
+class Returning(Callback):
+    """Its driver hooks add and return what it was given."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.saved: dict[str, Any] | None = None
+
+    def on_wire(self, session: Session) -> None:
+        self.saved = session.saved_state(self)
+
+    def checkpoint_state(self, session: Session) -> Any:
+        return self.given.get("state", {})
+
+    def extend_report(self, session: Session, report: dict[str, float]) -> None:
+        report.update(self.given.get("report", {}))
+        for name in self.given.get("removed", ()):
+            del report[name]
+
+    def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
+        summary.update(self.given.get("summary", {}))
+
+
+def test_what_callbacks_save_is_kept_apart_from_the_run_and_from_each_other(
+    tmp_path: Path,
+) -> None:
+    names = ("return_mean", "tasks", "statistics", "wall_s", "resumes", "milestone", "learner")
+    states = [dict.fromkeys(names, each) for each in ("one", "two")]
+    run("appo", tmp_path, *(Returning(state=state) for state in states))
+    episodes = summary(tmp_path)["episodes"]
+    (entry, *_) = json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["entries"]
+    assert entry["return_mean"] != "one"
+    again = Returning(), Returning()
+    train(replace(RUNS["appo"], run_dir=str(tmp_path), train_for_env_steps=3000), callbacks=again)
+    assert [each.saved for each in again] == states
+    assert summary(tmp_path)["status"] == "finished" and summary(tmp_path)["episodes"] > episodes
+
+
+def test_numbers_of_numpy_that_callbacks_return_are_written_as_numbers(tmp_path: Path) -> None:
+    number = np.float32(0.5)
+    given = {"state": {"best": number, "at": (1, np.int64(2))}, "report": {"mine": np.int64(7)}}
+    run("appo", tmp_path, Returning(**given, summary={"mine": number, "each": [number]}))
+    assert summary(tmp_path)["mine"] == 0.5 and summary(tmp_path)["each"] == [0.5]
+    assert last_report(tmp_path)["mine"] == 7
+    again = Returning()
+    train(replace(RUNS["appo"], run_dir=str(tmp_path), train_for_env_steps=3000), callbacks=[again])
+    assert again.saved == {"best": 0.5, "at": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("given", "hook", "message"),
+    [
+        ({"state": None}, "checkpoint_state", "it returned None, but must return a dict"),
+        ({"state": {"x": [np.zeros(3)]}}, "checkpoint_state", r"\['x'\]\[0\] is of the type ndarr"),
+        (
+            {"state": {"x": {1: 2}}},
+            "checkpoint_state",
+            r"\['x'\] has the key 1; keys must be texts",
+        ),
+        ({"report": {"x": "warm"}}, "extend_report", r"report\['x'\] is 'warm', but must be a num"),
+        ({"removed": ["env_steps"]}, "extend_report", "has no 'env_steps' any more"),
+        ({"summary": {"x": {1, 2}}}, "extend_summary", r"summary\['x'\] is of the type set, but"),
+    ],
+)
+def test_what_cannot_be_written_is_named_with_the_callback_and_the_hook(
+    tmp_path: Path, given: dict[str, Any], hook: str, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message) as error:
+        run("appo", tmp_path, Returning(**given))
+    assert error.value.__notes__ == [f"raised by the callback {__name__}:Returning.{hook}"]
+    written = summary(tmp_path)
+    assert "x" not in written
+    # The training had finished when its summary was made.
+    assert written["status"] == ("finished" if hook == "extend_summary" else "failed")
+
+
+def test_a_method_that_looks_like_a_hook_and_is_none_is_warned_of(tmp_path: Path) -> None:
+    class Mistyped(Callback):
+        def on_epsiode_end(self, episode: EpisodeHandle) -> None:
+            raise AssertionError
+
+        def online(self) -> None: ...
+
+    run("appo", tmp_path, Mistyped())
+    lines = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "Mistyped" in line]
+    assert len(lines) == 1
+    assert (
+        "Mistyped.on_epsiode_end is never called: there is no such hook. Did you mean on_ep"
+        in (lines[0])
+    )
+
+
+def test_a_callback_that_is_not_in_a_list_is_refused() -> None:
+    alone: Any = Later()
+    with pytest.raises(ConfigError, match=r"callbacks=Later\(\) must be a list .*: give \[Later"):
+        train(RUNS["appo"], callbacks=alone)
 
 
 # ---- hyperparameters ----

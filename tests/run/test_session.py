@@ -294,7 +294,7 @@ def test_callbacks_see_the_checkpoint_that_a_run_resumes_from_before_it_starts(
 
     class Looking(Callback):
         def on_wire(self, session: Session) -> None:
-            earlier = session.opened.earlier
+            earlier = session.saved_state(self)
             seen.append((earlier.get("mine"), session.resolved.batch_size is not None))
 
         def checkpoint_state(self, session: Session) -> Mapping[str, Any]:

@@ -260,6 +260,10 @@ def test_evaluations_in_another_environment(tmp_path: Path) -> None:
     assert found and {each["eval_length_mean"] for each in found} == {3.0}
     with pytest.raises(ConfigError, match=r"--evaluate-env Acrobot-v1 .* has other observations"):
         evaluations(tmp_path / "c", **code, evaluate_env="Acrobot-v1")
+    with pytest.raises(ConfigError, match=r"^--evaluate-env nowhere:x: there is no module 'nowh"):
+        evaluations(tmp_path / "d", **code, evaluate_env="nowhere:x")
+    with pytest.raises(ConfigError, match=r"^--evaluate-env Acrobt-v1: Unknown env.*n Acrobot-v1"):
+        evaluations(tmp_path / "d", **code, evaluate_env="Acrobt-v1")
 
 
 def evaluate(context: EvaluationContext) -> dict[str, float]:
