@@ -18,6 +18,7 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import parse
+from sampleforge.run.folder.kinds import POPULATION, STUDY
 from sampleforge.runtime.folder_lock import HeldLocks
 from sampleforge.tools.plots.descent import History, Stretch
 from sampleforge.tools.plots.lineage import changing
@@ -101,6 +102,19 @@ def _member(member: str, stretches: list[Stretch]) -> dict[str, Any]:
     }
 
 
+def population_status(data: bytes) -> str:
+    """Return the status of a population of runs from its results.json, which is also written when
+    its launcher is interrupted. Raises ValueError for another file."""
+    result = json.loads(data)
+    counts = result if isinstance(result, dict) else {}
+    members, finished, failed = (counts.get(name) for name in ("members", "finished", "failed"))
+    if not (isinstance(members, int) and isinstance(finished, int) and isinstance(failed, int)):
+        raise ValueError(f"{RESULTS} has no numbers of members that have finished and failed")
+    if finished + failed < members:
+        return "interrupted"
+    return "failed" if not finished else "finished"
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -136,7 +150,10 @@ WORKERS, LOCK, LINEAGE, RESULTS = "workers.json", ".lock", "lineage.jsonl", "res
 _WATCHED = (CONFIG, METRICS, SUMMARY, LOG, WORKERS, LOCK, LINEAGE, RESULTS)
 _OF_RUN = {METRICS, LOG, LOCK}
 """A folder with config.yaml is a run's if it has one of these, too."""
+_OF_SEVERAL = {LINEAGE, POPULATION, "sweep.yaml", STUDY}
+"""A folder with one of these is that of a population or of a sweep."""
 _SKIPPED = {"checkpoints", "tb", "snapshots", "scratch", "published", "jobs", "lineages"}
+"""Folders in such a folder that have no runs. Elsewhere they may have any name."""
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 """Suffix -> content type of the pictures in a run folder that are shown."""
 _SETTING = re.compile(rb"^(env|algo|seed): *(.*?) *$", re.MULTILINE)
@@ -164,12 +181,14 @@ class Runs:
         self._lock = threading.Lock()
         self._runs: dict[Place, _Run] = {}
         self._left_out = 0
+        self._unsearched = False
         self._search_at = -math.inf
 
     # ---- the list ----
 
     def listing(self) -> dict[str, Any]:
-        """Return a row for each run, those that have written last first."""
+        """Return a row for each run, those that have written last first, how many runs are
+        ``left_out``, and whether there are more folders than are searched (``unsearched``)."""
         held, now = HeldLocks(), time.time()
         rows = []
         for run in self._found():
@@ -180,6 +199,7 @@ class Runs:
             "root": shown(self.tree.root.name),
             "runs": rows,
             "left_out": self._left_out,
+            "unsearched": self._unsearched,
             "metrics": self._metric_names(),
         }
 
@@ -224,7 +244,9 @@ class Runs:
             if is_run or LINEAGE in entries.files:
                 found.append(place)
             if not is_run and len(place) < MAX_DEPTH:
-                waiting += [(*place, name) for name in entries.folders if name not in _SKIPPED]
+                skipped = _SKIPPED if _OF_SEVERAL & entries.files else set()
+                waiting += [(*place, name) for name in entries.folders if name not in skipped]
+        self._unsearched = bool(waiting)
         return found
 
     def _row(self, run: _Run, held: HeldLocks, now: float) -> dict[str, Any]:
@@ -304,8 +326,8 @@ class Runs:
         held: HeldLocks,
         now: float,
     ) -> str:
-        """Return the status of a run: running, that of its summary, or killed; a population of runs
-        has finished if it has a result."""
+        """Return the status of a run: running, that of its summary, or killed; for a population of
+        runs, that of its result."""
         lock = stats.get(LOCK)
         if lock is not None and held.holds(lock, self._owner(run, stats)):
             return "running"
@@ -318,7 +340,9 @@ class Runs:
             times = [stats[name].st_mtime for name in (METRICS, LOG, WORKERS) if name in stats]
             if times and now - max(times) < RECENT_S:
                 return "running"
-        return "finished" if CONFIG not in stats and RESULTS in stats else "killed"
+        if CONFIG not in stats and RESULTS in stats:
+            return self._cached(run, stats, RESULTS, population_status) or "killed"
+        return "killed"
 
     def _owner(self, run: _Run, stats: Stats) -> int | None:
         data = self._cached(run, stats, LOCK, lambda data: data[:32].strip())

@@ -73,6 +73,47 @@ def test_status_follows_the_lock_and_the_summary(server: Server, root: Path) -> 
     assert rows(server)["d"]["status"] != "finished", "its reports go on after the summary"
 
 
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        ({"members": 4, "finished": 3, "failed": 1}, "finished"),
+        ({"members": 4, "finished": 0, "failed": 4}, "failed"),
+        ({"members": 4, "finished": 0, "failed": 0}, "interrupted"),
+        ({"members": 4, "finished": 3, "failed": 0}, "interrupted"),
+        ({"best": "0"}, "killed"),
+        ([], "killed"),
+        (None, "killed"),
+    ],
+)
+def test_the_status_of_a_population_of_runs_is_that_of_its_members(
+    root: Path, result: object, status: str
+) -> None:
+    """Its result is written when the launcher is interrupted, too."""
+    (root / "p").mkdir(parents=True)
+    (root / "p" / "lineage.jsonl").write_text("")
+    if result is not None:
+        (root / "p" / "results.json").write_text(json.dumps(result))
+    with served(root) as server:
+        assert rows(server)["p"]["status"] == status
+
+
+def test_only_folders_of_sweeps_and_populations_have_folders_without_runs(root: Path) -> None:
+    """Elsewhere runs are found in folders of any name, down to the limit of depth."""
+    names = ["jobs", "scratch", "tb", "published", "snapshots", "checkpoints", ".hidden"]
+    for name in names:
+        write_run(root / name / "a", 1)
+    write_run(root / "1" / "2" / "3" / "4" / "5", 1)
+    write_run(root / "1" / "2" / "3" / "4" / "six" / "6", 1)
+    for folder, file in (("s", "sweep.yaml"), ("p", "population.json")):
+        write_run(root / folder / "members" / "0", 1)
+        write_run(root / folder / "jobs" / "0", 1)
+        (root / folder / file).write_text("")
+    with served(root) as server:
+        found = set(rows(server))
+    kept = {f"{name}/a" for name in names}
+    assert found == {*kept, "1/2/3/4/5", "s/members/0", "p/members/0"}
+
+
 def test_curves_grow_by_what_was_appended_and_are_not_sent_again(
     server: Server, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
