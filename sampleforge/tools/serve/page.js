@@ -5,6 +5,11 @@
 // ---- small helpers ----
 
 const POLL_MS = 2000;
+/** Curves that one request asks for, and letters of its address: a server takes no longer ones. */
+const PORTION = 200, PORTION_LETTERS = 30_000;
+/** A range that is narrower, as a part of its numbers, is drawn as flat: they are not exact enough
+    to tell its ends apart. */
+const NARROW = 1e-9;
 const COLOURS = ["#3d74e0", "#e07b39", "#2a9d63", "#c8456f", "#8a63d2", "#139fb3", "#b0860a",
   "#c95fc4", "#7d8b2f", "#6b7a8f"];
 const STATUSES = ["running", "finished", "interrupted", "failed", "killed"];
@@ -90,6 +95,7 @@ const state = {
   tab: "curves", focus: "", selected: new Map(), x: "env_steps", smooth: 1, log: false,
   metrics: ["return_mean", "env_steps_per_s", "loss", "entropy"], chosen: false,
   runs: new Map(), names: [], statuses: new Set(), search: "", sort: "updated", skew: 0,
+  leftOut: 0, unsearched: false,
 };
 
 /** Fetch JSON. The server's clock is kept, so that ages do not depend on the browser's. */
@@ -130,7 +136,7 @@ function writeAddress() {
   if (state.log) words.set("log", "1");
   if (state.chosen) for (const metric of state.metrics) words.append("metric", metric);
   if (state.touched) {
-    for (const id of [...state.selected.keys()].slice(0, 60)) words.append("show", id);
+    for (const id of state.selected.keys()) words.append("show", id);
     if (!state.selected.size) words.append("show", "");
   }
   written = `#${words}`;
@@ -157,9 +163,16 @@ function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough) ?? 10 * power;
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i += 1) found.push(i * step);
-  return found;
+  return multiples(step, low, high + step * 1e-9, count);
+}
+
+/** Return the multiples of `step` from `low` to `high`, if there are about `count` of them: no more
+    than two others. They are counted, because adding to a number beyond 2^53 may leave it as it is. */
+function multiples(step, low, high, count) {
+  const first = Math.ceil(low / step), found = new Set();
+  const number = Math.min(Math.floor(high / step) - first + 1, Math.ceil(Math.max(1, count)) + 2);
+  for (let i = 0; i < number; i += 1) found.add((first + i) * step);
+  return [...found];
 }
 
 function powers(low, high) {
@@ -174,9 +187,7 @@ function timeTicks(low, high, count) {
   const steps = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
   const rough = (high - low) / Math.max(1, count);
   const step = steps.find((s) => s >= rough) ?? Math.ceil(rough / 86400) * 86400;
-  const found = [];
-  for (let t = Math.ceil(low / step) * step; t <= high; t += step) found.push(t);
-  return found;
+  return multiples(step, low, high, count);
 }
 
 /** A line chart on a canvas: grid, lines, values under the pointer, and zoom by dragging. */
@@ -238,12 +249,15 @@ class Chart {
         if (y[i] > y1) y1 = y[i];
       }
     }
-    if (x1 <= x0) x1 = x0 + 1;
+    const leastX = NARROW * Math.max(Math.abs(x0), Math.abs(x1));
+    if (x1 - x0 <= leastX) x1 = x0 + Math.max(1, 2 * leastX);
     if (!(y1 >= y0)) return null;
-    if (this.log) return { x0, x1, y0: y0 / 1.1, y1: Math.max(y1, y0 * 1.01) * 1.1 };
+    const finite = (value) => Math.max(-Number.MAX_VALUE, Math.min(Number.MAX_VALUE, value));
+    if (this.log) return { x0, x1, y0: y0 / 1.1, y1: finite(Math.max(y1, y0 * 1.01) * 1.1) };
     if (y0 > 0 && y0 < 0.4 * y1) y0 = 0;
-    const room = 0.06 * (y1 - y0) || Math.max(0.5, 0.05 * Math.abs(y1));
-    return { x0, x1, y0: y0 === 0 ? 0 : y0 - room, y1: y1 + room };
+    const isFlat = y1 - y0 <= NARROW * Math.max(Math.abs(y0), Math.abs(y1));
+    const room = (isFlat ? 0 : 0.06 * (y1 - y0)) || Math.max(0.5, 0.05 * Math.abs(y1));
+    return { x0, x1, y0: y0 === 0 ? 0 : finite(y0 - room), y1: finite(y1 + room) };
   }
 
   draw() {
@@ -420,17 +434,37 @@ class MetricChart {
     const key = JSON.stringify([this.metric, state.x, state.smooth]);
     if (key !== this.key) { this.curves.clear(); this.key = key; }
     const runs = this.runs();
-    if (runs.length) {
-      const words = [["metric", this.metric], ["x", state.x], ["smooth", state.smooth]];
-      for (const { id } of runs) words.push(["run", id], ["have", this.curves.get(id)?.stamp ?? ""]);
-      const reply = await get("api/curves", words);
+    const words = [["metric", this.metric], ["x", state.x], ["smooth", state.smooth], ["of", runs.length]];
+    let isDrawn = false;
+    for (const portion of this.portions(runs)) {
+      const reply = await get("api/curves", [...words, ...portion]);
       if (key !== JSON.stringify([this.metric, state.x, state.smooth])) { this.again = true; return; }
-      for (const [id, curve] of Object.entries(reply.curves)) {
+      const curves = Object.entries(reply.curves);
+      for (const [id, curve] of curves) {
         if (curve.x) this.curves.set(id, curve);
         if (this.curves.get(id) && !this.curves.get(id).exact) this.again = true;
       }
+      isDrawn = curves.some(([, curve]) => curve.x);
+      if (isDrawn) this.draw(runs);
     }
-    this.draw(runs);
+    if (!isDrawn) this.draw(runs);
+  }
+
+  /** Return what the requests for the curves of `runs` ask for, and which curves the page has. */
+  portions(runs) {
+    const found = [];
+    let letters = 0;
+    for (const { id } of runs) {
+      const words = [["run", id], ["have", this.curves.get(id)?.stamp ?? ""]];
+      const more = String(new URLSearchParams(words)).length + 1;
+      if (!found.length || found.at(-1).length >= 2 * PORTION || letters + more > PORTION_LETTERS) {
+        found.push([]);
+        letters = 0;
+      }
+      found.at(-1).push(...words);
+      letters += more;
+    }
+    return found;
   }
 
   draw(runs = this.runs()) {
@@ -476,10 +510,14 @@ function fits(run) {
   return state.search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
+/** Return the return of a run in the list: that of its evaluation if there is one. */
+const listedReturn = (run) => (isNumber(run.evaluated) ? run.evaluated : run.return);
+
 function shownRuns() {
   const runs = [...state.runs.values()].filter(fits), by = state.sort;
+  const value = (run) => (by === "return" ? listedReturn(run) : run[by]) ?? -Infinity;
   if (by === "name") runs.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
-  else runs.sort((a, b) => (b[by] ?? -Infinity) - (a[by] ?? -Infinity) || 0);
+  else runs.sort((a, b) => value(b) - value(a) || 0);
   return runs;
 }
 
@@ -498,7 +536,7 @@ function drawList() {
     const about = [run.env, run.algo, run.seed && `seed ${run.seed}`].filter(Boolean).join(" · ");
     const when = run.status === "running" ? "" : ` · ${ago(now - run.updated)}`;
     setText(row.about, run.env ? about + when : `population of runs${when}`);
-    setText(row.score, isNumber(run.evaluated) ? score(run.evaluated) : score(run.return));
+    setText(row.score, score(listedReturn(run)));
     setText(row.steps, run.env_steps === null ? run.status : `${short(run.env_steps)} steps`);
     nodes.push(row.node);
   }
@@ -506,9 +544,12 @@ function drawList() {
   if (nodes.length !== target.children.length || nodes.some((node, i) => node !== target.children[i])) {
     target.replaceChildren(...nodes);
   }
-  const total = state.runs.size;
-  setText($("count"), shown.length === total ? `${total} runs` : `${shown.length} of ${total} runs`);
-  setText($("selected"), `${state.selected.size} ${state.selected.size === 1 ? "run" : "runs"} shown`);
+  const total = state.runs.size, selected = selectedRuns().length;
+  const count = [shown.length === total ? `${total} runs` : `${shown.length} of ${total} runs`];
+  if (state.leftOut) count.push(`${state.leftOut} left out`);
+  if (state.unsearched) count.push("not all folders searched");
+  setText($("count"), count.join(", "));
+  setText($("selected"), `${selected} ${selected === 1 ? "run" : "runs"} shown`);
   drawStatuses();
 }
 
@@ -555,7 +596,8 @@ function keepMetrics() {
   writeAddress();
 }
 
-/** The first charts show what the runs have. */
+/** Until the user chooses, the charts show what the runs have: more of them when the first return or
+    loss is reported. A chart that is shown stays. */
 function firstMetrics() {
   if (state.chosen || !state.names.length) return;
   const has = (name) => state.names.includes(name);
@@ -566,17 +608,24 @@ function firstMetrics() {
     const name = wish.find((each) => has(each) && !found.includes(each));
     if (name) found.push(name);
   }
-  state.metrics = found.slice(0, found.length - (found.length % 2));
-  state.chosen = true;
-  charts = [];
+  const even = Math.max(1, found.length - (found.length % 2));
+  state.metrics = found.filter((name, i) => i < even || charts.some((chart) => chart.metric === name));
+}
+
+/** Make the charts those of `state.metrics`. A chart of the same metric is kept, with its zoom. */
+function arrangeCharts() {
+  if (JSON.stringify(charts.map((chart) => chart.metric)) === JSON.stringify(state.metrics)) return;
+  const kept = [...charts];
+  charts = state.metrics.map((metric) => {
+    const at = kept.findIndex((chart) => chart.metric === metric);
+    return at < 0 ? newChart(metric) : kept.splice(at, 1)[0];
+  });
+  $("charts").replaceChildren(...charts.map((chart) => chart.node));
 }
 
 async function updateCurves() {
   firstMetrics();
-  if (!charts.length && state.metrics.length) {
-    charts = state.metrics.map(newChart);
-    $("charts").replaceChildren(...charts.map((chart) => chart.node));
-  }
+  arrangeCharts();
   for (const chart of charts) chart.offer(state.names);
   await Promise.all(charts.map((chart) => chart.update()));
 }
@@ -617,6 +666,7 @@ class RunView {
     this.ending = el("details", "", [el("summary", "", "summary.json"), this.summary]);
     this.files.append(this.ending);
     this.charts = el("div", "charts");
+    this.own = [];
     this.node = [
       el("div", "head", [this.title, this.pill, this.about]), this.tiles, this.limit, this.state,
       this.population, this.charts, this.videos, this.logs, this.files,
@@ -797,34 +847,46 @@ class RunView {
     this.population.replaceChildren(...drawPopulation(found));
   }
 
+  /** Show the first of the metrics that the run has, more when it has more. A chart that is shown
+      stays, also where the user has it show another metric. */
   async updateCharts(names) {
-    if (!this.own) {
-      const policies = [...new Set(names.filter((n) => n.includes("/")).map((n) => n.split("/")[0]))];
-      const has = (name) => names.includes(name);
-      const wishes = policies.length
-        ? ["return_mean", "loss", "entropy", "q_mean", "approx_kl", "length_mean"].filter((n) => policies.some((p) => has(`${p}/${n}`)))
-        : ["return_mean", "eval_return_mean", "loss", "value_loss", "q_mean", "entropy", "env_steps_per_s"].filter(has);
-      const plain = [...new Set(names.map((n) => n.split("/").pop()))];
-      this.own = wishes.slice(0, 4).map((metric) => {
-        const runs = () => [{ id: this.id, name: nameOf(this.id), colour: COLOURS[0] }];
-        const chart = policies.length ? new PolicyChart(metric, this.id, policies) : new MetricChart(metric, runs);
-        chart.offer(policies.length ? plain : names);
-        return chart;
-      });
-      this.charts.replaceChildren(...this.own.map((chart) => chart.node));
-    }
-    await Promise.all(this.own.map((chart) => chart.update()));
+    const policies = [...new Set(names.filter((n) => n.includes("/")).map((n) => n.split("/")[0]))];
+    const has = (name) => names.includes(name);
+    const wishes = policies.length
+      ? ["return_mean", "loss", "entropy", "q_mean", "approx_kl", "length_mean"].filter((n) => policies.some((p) => has(`${p}/${n}`)))
+      : ["return_mean", "eval_return_mean", "loss", "value_loss", "q_mean", "entropy", "env_steps_per_s"].filter(has);
+    const key = JSON.stringify(policies), before = key === this.policies ? this.own : [];
+    this.policies = key;
+    const shown = wishes.filter((wish, i) => i < 4 || before.some((chart) => chart.wish === wish));
+    const own = shown.map((wish) => before.find((chart) => chart.wish === wish) ?? this.newChart(wish, policies));
+    const isNew = own.length !== this.own.length || own.some((chart, i) => chart !== this.own[i]);
+    this.own = own;
+    if (isNew) this.charts.replaceChildren(...own.map((chart) => chart.node));
+    const plain = policies.length ? [...new Set(names.map((n) => n.split("/").pop()))] : names;
+    for (const chart of own) chart.offer(plain);
+    await Promise.all(own.map((chart) => chart.update()));
+  }
+
+  newChart(wish, policies) {
+    const runs = () => [{ id: this.id, name: nameOf(this.id), colour: COLOURS[0] }];
+    const chart = policies.length ? new PolicyChart(wish, this.id, policies) : new MetricChart(wish, runs);
+    chart.wish = wish;
+    return chart;
   }
 }
+
+/** Lines of a chart by policy: with more of them none can be told from the others. */
+const MAX_LINES = 16;
 
 /** A chart of one metric with a line for each policy of a run. */
 class PolicyChart extends MetricChart {
   constructor(metric, run, policies) {
-    super(metric, () => policies.slice(0, 16).map((policy, number) => ({
+    super(metric, () => policies.slice(0, MAX_LINES).map((policy, number) => ({
       id: policy, name: policy, colour: colourOf(number), dash: number >= COLOURS.length ? [5, 3] : [],
     })));
     this.run = run;
-    setText(this.note, "by policy");
+    this.what = policies.length > MAX_LINES ? `${MAX_LINES} of ${policies.length} policies` : "by policy";
+    setText(this.note, this.what);
     const keys = this.runs().map(({ name, colour }) => {
       const key = el("i", "key");
       key.style.background = colour;
@@ -844,7 +906,7 @@ class PolicyChart extends MetricChart {
       if (this.curves.get(policy) && !this.curves.get(policy).exact) this.again = true;
     }
     this.draw();
-    setText(this.note, "by policy");
+    setText(this.note, this.what);
   }
 }
 
@@ -999,11 +1061,12 @@ function lost(error) {
 async function poll() {
   try {
     const found = await get("api/runs");
-    const isFirst = !state.runs.size;
     state.runs = new Map(found.runs.map((run) => [run.id, run]));
     state.names = found.metrics;
+    state.leftOut = found.left_out;
+    state.unsearched = found.unsearched;
     setText($("root"), found.root);
-    if (isFirst && !state.touched && !state.selected.size) {
+    if (!state.touched && !state.selected.size) {
       const newest = found.runs.filter((run) => run.bytes > 0);
       for (const run of newest.slice(0, 8)) select(run.id, true);
     }
@@ -1014,7 +1077,6 @@ async function poll() {
     setText($("link"), running ? `live · ${running} running` : "live");
     document.title = running ? `(${running}) SampleForge` : "SampleForge";
     document.body.dataset.ready = "1";
-    if (found.left_out) setText($("count"), `${state.runs.size} runs, ${found.left_out} left out`);
   } catch (error) { lost(error); }
 }
 

@@ -130,11 +130,11 @@ EXACT_S = 0.25
 """Seconds that one request may spend on reading whole files; curves of other runs are sampled, and
 the page asks again at once."""
 MAX_CURVES = 500
-"""Curves in one request."""
+"""Curves in one request; the page asks for more in several."""
 POINTS = 1200
 """Points of a curve, if there are not many."""
 ALL_POINTS = 60_000
-"""Points of all curves of one request together."""
+"""Points of all curves of one chart together."""
 MAX_NAMES = 1000
 """Names of metrics that the page offers."""
 MAX_TEXT = 1 << 20
@@ -356,17 +356,21 @@ class Runs:
         metric: str,
         x: str,
         smooth: int,
+        of: int = 0,
     ) -> dict[str, Any]:
         """Return the curves of ``metric`` over ``x`` (env_steps or wall_s). ``wanted``: the id of
         each run, and the stamp of the curve that the page has ("" for none), which is not sent
-        again. ``smooth``: reports that a point is the mean of.
+        again. ``smooth``: reports that a point is the mean of. ``of``: curves of the chart, if this
+        is one of several requests for them. Raises ValueError for more than `MAX_CURVES` runs.
 
         Curves that are not ``exact`` are made of a sample of the reports, because reading them all
         would have taken too long; asking again goes on with that."""
+        if len(wanted) > MAX_CURVES:
+            raise ValueError(f"{len(wanted)} curves in one request; ask for {MAX_CURVES} at a time")
         deadline = time.monotonic() + EXACT_S
-        points = max(100, min(POINTS, ALL_POINTS // max(1, len(wanted))))
+        points = max(100, min(POINTS, ALL_POINTS // max(1, len(wanted), of)))
         curves: dict[str, Any] = {}
-        for run_id, known in wanted[:MAX_CURVES]:
+        for run_id, known in wanted:
             try:
                 run = self._run(run_id)
                 with run.lock, self.tree.open(run.place, METRICS) as handle:

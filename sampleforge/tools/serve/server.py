@@ -234,6 +234,7 @@ def _curves(runs: Runs, query: Query) -> dict[str, Any]:
         _one(query, "metric"),
         x,
         _whole(query, "smooth", 1, 1, MAX_SMOOTH),
+        _whole(query, "of", 0, 0, 1 << 20),
     )
 
 

@@ -114,6 +114,20 @@ def test_only_folders_of_sweeps_and_populations_have_folders_without_runs(root: 
     assert found == {*kept, "1/2/3/4/5", "s/members/0", "p/members/0"}
 
 
+def test_more_curves_than_one_request_may_have_are_refused_aloud(server: Server) -> None:
+    words = "&run=a" * 501
+    status, _, body = ask(server, f"/api/curves?metric=loss{words}")
+    assert status == 400 and b"501 curves in one request; ask for 500 at a time" in body
+
+
+def test_the_resolution_of_a_curve_is_that_of_all_curves_of_its_chart(root: Path) -> None:
+    write_run(root / "long", 4000)
+    with served(root) as server:
+        while not (found := curve(server, "long", of=500))["exact"]:
+            pass
+        assert 60 <= len(found["x"]) <= 122
+
+
 def test_curves_grow_by_what_was_appended_and_are_not_sent_again(
     server: Server, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
