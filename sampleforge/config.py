@@ -24,11 +24,17 @@ C = TypeVar("C")
 M = TypeVar("M", bound=Callable[..., Any])
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """An error whose message says all that a user can do: a command prints no traceback."""
+
+    exit_code = 1
+    """The exit code of a command that this error ends."""
+
+
+class ConfigError(UserError, ValueError):
     """A command line or config cannot run; the message has the value, the reason and the remedy."""
 
     exit_code = 2
-    """The exit code of a command that this error ends."""
 
 
 class Checked:

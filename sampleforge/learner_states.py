@@ -110,7 +110,7 @@ class LearnerStates:
         that is learned from. Several learners load it after their next update; meanwhile the
         workers work. Raises TimeoutError if they make none within `LOAD_TIMEOUT` s."""
         session = self._session
-        number = time.time_ns() // 1000  # exact as a float64, in which learners compare it
+        number = session.next_request()
         file = session.folder.scratch / f"load-{number}"
         load = ChangeRequest(number, file, (group.max_policy_lag or 0) + 1)
         write_state_file(file, dict(tensors), dict(plain))

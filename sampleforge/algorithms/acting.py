@@ -77,6 +77,15 @@ class Acted(NamedTuple, Generic[T]):
     state: T  # float32 [B, S], after this step
 
 
+def as_arrays(acted: Acted[torch.Tensor]) -> Acted[Array]:
+    """Return tensors on the CPU as arrays that share their memory."""
+    return Acted(
+        {name: leaf.numpy() for name, leaf in acted.actions.items()},
+        {name: column.numpy() for name, column in acted.extras.items()},
+        acted.state.numpy(),
+    )
+
+
 class Chooser:
     """The base of what chooses actions. ``distribution``: what the network's ``choices`` returns
     for B rows; ``rows`` int64 [B]: the numbers of the env rows in the run."""
@@ -233,12 +242,8 @@ class Acting:
             actions, columns = self._direct.act(obs, is_first, rows)
             return Acted(actions, columns, state)
         leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
-        acted = self.act(leaves, torch.from_numpy(state), torch.from_numpy(is_first), rows)
-        return Acted(
-            {name: leaf.numpy() for name, leaf in acted.actions.items()},
-            {name: column.numpy() for name, column in acted.extras.items()},
-            acted.state.numpy(),
-        )
+        state_of, first = torch.from_numpy(state), torch.from_numpy(is_first)
+        return as_arrays(self.act(leaves, state_of, first, rows))
 
     @torch.inference_mode()
     def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:

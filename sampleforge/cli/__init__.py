@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError, UserError, nearest
 from sampleforge.runtime.imports import is_importing
 from sampleforge.runtime.streams import open_closed_streams, write_any_letter
 from sampleforge.version import __version__
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _check_working_directory()
         return _run(args)
-    except ConfigError as error:
+    except UserError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return error.exit_code
     except SystemExit as end:  # raised by tyro after --help or a bad flag

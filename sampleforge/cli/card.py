@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,17 +48,12 @@ def run(args: Sequence[str]) -> int:
     check_range(flags, "episodes", low=1)
     if flags.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", flags.repo):
         raise ConfigError(f"--repo {flags.repo}: must be USER/NAME")
-    from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.tools.card import CardRequest, make_card
 
     out = Path(flags.out) if flags.out is not None else Path(flags.run_dir) / "card"
     request = CardRequest(flags.episodes, flags.checkpoint, flags.policy, flags.video, flags.repo)
-    try:
-        with flags.watched("card") as (display, alive):
-            card = make_card(flags.run_dir, out, request, display, trust=flags.trusted, alive=alive)
-    except CheckpointError as error:
-        print(f"sampleforge: error: {error}", file=sys.stderr)
-        return 1
+    with flags.watched("card") as (display, alive):
+        card = make_card(flags.run_dir, out, request, display, trust=flags.trusted, alive=alive)
     upload = f"hf upload {card.repo} {shlex.quote(str(out))}"
     if not flags.quiet:
         print(f"Written to {out}. To publish it: {upload}")

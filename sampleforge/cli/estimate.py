@@ -67,7 +67,6 @@ def run(args: Sequence[str]) -> int:
     )
     flags = parse(EstimateFlags, args, "sampleforge estimate", text)
     from sampleforge.cli.plot import check_out
-    from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.tools.estimate.estimation import NAMES, EstimationRule, estimate
 
     out = None if flags.out is None else check_out(flags.out)
@@ -80,18 +79,14 @@ def run(args: Sequence[str]) -> int:
         replicates=flags.replicates,
         seed=flags.seed,
     )
-    try:
-        result = estimate(
-            flags.run_dir,
-            flags.dataset,
-            rule,
-            which=flags.checkpoint,
-            policy=flags.policy,
-            trust=flags.trusted,
-        )
-    except CheckpointError as error:
-        print(f"sampleforge: error: {error}", file=sys.stderr)
-        return 1
+    result = estimate(
+        flags.run_dir,
+        flags.dataset,
+        rule,
+        which=flags.checkpoint,
+        policy=flags.policy,
+        trust=flags.trusted,
+    )
     for warning in result["warnings"]:
         print(f"Warning: {warning}", file=sys.stderr)
     if not flags.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,15 +40,10 @@ def run(args: Sequence[str]) -> int:
 
         check_video(Path(flags.video))
         flags = replace(flags, episodes=flags.episodes or FILMED)
-    from sampleforge.run.folder.checkpoint import CheckpointError
 
-    try:
-        result = play(
-            flags, "eval", stochastic=flags.stochastic, onnx=flags.onnx, camera=_camera(flags)
-        )
-    except CheckpointError as error:
-        print(f"sampleforge: error: {error}", file=sys.stderr)
-        return 1
+    result = play(
+        flags, "eval", stochastic=flags.stochastic, onnx=flags.onnx, camera=_camera(flags)
+    )
     del result["returns"]
     if flags.video is not None:
         result["video"] = flags.video

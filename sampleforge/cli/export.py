@@ -52,8 +52,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"--out {out}: a file of --format {flags.format} must end in {suffix}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
-    from sampleforge.run.folder.checkpoint import CheckpointError
-    from sampleforge.tools.export.export import ExportError, export_run
+    from sampleforge.tools.export.export import export_run
 
     given = {"model.encoder": flags.encoder, "model.head": flags.head}
     repeated = {name: value for name, value in given.items() if value is not None}
@@ -66,7 +65,7 @@ def run(args: Sequence[str]) -> int:
             policy=flags.policy,
             trust=Trust(flags.trust, repeated),
         )
-    except (CheckpointError, ExportError, OSError) as error:
+    except OSError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1
     shown = {name: value for name, value in metadata.items() if name != "spec"}

@@ -29,7 +29,6 @@ def run(args: Sequence[str]) -> int:
     """Record, and print the result as one JSON object in the last line. Raises ConfigError."""
     text = "Play episodes with a trained policy and write them into a dataset in Minari's format."
     flags = parse(RecordFlags, args, "sampleforge record", text)
-    from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.run.folder.run_folder import RunFolder
     from sampleforge.run.folder.trust import trusted_config
     from sampleforge.run.recording import PlayRecorder
@@ -44,7 +43,7 @@ def run(args: Sequence[str]) -> int:
     recorder = PlayRecorder(folder.absolute(), config.algo, squashed=config.model.squash_actions)
     try:
         result = play(flags, "record", stochastic=flags.stochastic, recorder=recorder)
-    except (CheckpointError, OSError) as error:
+    except OSError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1
     del result["returns"]  # the dataset has them

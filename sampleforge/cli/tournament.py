@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,25 +53,20 @@ def run(args: Sequence[str]) -> int:
     run_dirs = [Path(run_dir) for run_dir in flags.run_dirs]
     check_given_once(run_dirs, "play against itself")
     out = None if flags.out is None else check_out(flags.out)
-    from sampleforge.run.folder.checkpoint import CheckpointError
     from sampleforge.tools.tournament.tournament import play_tournament
 
-    try:
-        with flags.watched("tournament") as (display, alive):
-            standings = play_tournament(
-                run_dirs,
-                flags.episodes,
-                which=flags.checkpoint,
-                snapshots=flags.snapshots,
-                stochastic=flags.stochastic,
-                seed=flags.seed,
-                trust=flags.trusted,
-                display=display,
-                alive=alive,
-            )
-    except CheckpointError as error:
-        print(f"sampleforge: error: {error}", file=sys.stderr)
-        return 1
+    with flags.watched("tournament") as (display, alive):
+        standings = play_tournament(
+            run_dirs,
+            flags.episodes,
+            which=flags.checkpoint,
+            snapshots=flags.snapshots,
+            stochastic=flags.stochastic,
+            seed=flags.seed,
+            trust=flags.trusted,
+            display=display,
+            alive=alive,
+        )
     plain = {"env": standings.env, "episodes": flags.episodes, **standings.plain()}
     if not flags.quiet:
         show(plain)

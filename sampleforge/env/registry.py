@@ -8,7 +8,6 @@ gymnasium id; ``module:Id``, an id that is registered when the module is importe
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,7 @@ from sampleforge.env.old_gym import old_maker
 from sampleforge.env.place import SOMEWHERE, Place, takes
 from sampleforge.env.single import SyncVector
 from sampleforge.env.unknown import newest_version, similar, unknown
-from sampleforge.env.user_code import make_cwd_importable
+from sampleforge.env.user_code import import_user_module
 from sampleforge.env.vector import EnvVector
 
 GROUP = "sampleforge.envs"
@@ -277,7 +276,12 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
     module_name, colon, name = config.env.partition(":")
     if not colon:
         return None, _with_limit_of_kwargs(config)
-    module = _import(config.env, module_name)
+
+    def lacking(missing: str) -> ConfigError | None:
+        family = next((family for family in families() if family.requires == missing), None)
+        return None if family is None else _lacking(config.env, family)
+
+    module = import_user_module("--env", config.env, lacking)
     factory = getattr(module, name, None) if name.isidentifier() else None
     if callable(factory):
         return factory, config
@@ -332,23 +336,3 @@ def _with_limit_of_kwargs(config: EnvConfig) -> EnvConfig:
             f"{limit}: these are two time limits; leave out one of them"
         )
     return replace(config, env_kwargs=kwargs, max_episode_steps=limit)
-
-
-def _import(env: str, module_name: str) -> ModuleType:
-    """Import and return the module before the colon, which may be in the working directory. Raises
-    ConfigError if it does not exist."""
-    make_cwd_importable()
-    try:
-        with making():
-            return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if module_name != missing and not module_name.startswith(missing + "."):
-            raise  # the module exists, but one that it imports does not
-        family = next((family for family in families() if family.requires == missing), None)
-        if family is not None:
-            raise _lacking(env, family) from error
-        raise ConfigError(
-            f"--env {env}: there is no module {missing!r}; modules are looked for in the working "
-            "directory and where Python finds packages"
-        ) from error

@@ -31,9 +31,12 @@ def import_function(flag: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def import_user_module(flag: str, name: str) -> ModuleType:
+def import_user_module(
+    flag: str, name: str, lacking: Callable[[str], ConfigError | None] = lambda _: None
+) -> ModuleType:
     """Return the module of ``name``, package.module:attribute, which ``flag`` names. It may be in
-    the working directory. Raises ConfigError if there is no such module."""
+    the working directory. Raises ConfigError if there is no such module: what ``lacking`` returns
+    for the name of the missing one, if that is known to be a package's."""
     module_name = name.partition(":")[0]
     make_cwd_importable()
     try:
@@ -42,7 +45,7 @@ def import_user_module(flag: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one that it imports does not
-        raise ConfigError(
+        raise lacking(error.name) or ConfigError(
             f"{flag} {name}: there is no module {error.name!r}; modules are looked for in the "
             "working directory and where Python finds packages"
         ) from error

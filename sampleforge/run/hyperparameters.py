@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import annealings
@@ -22,7 +21,6 @@ class SetHyperparameters:
     def __init__(self, *, reaches_all: bool) -> None:
         self._reaches_all = reaches_all
         self._waiting: dict[str, list[ChangeRequest]] = {}
-        self._newest = 0
 
     def set(self, session: Session, name: str, value: Any, policy: str | None) -> None:
         """Have the learners of ``policy`` (None: of all policies) change; see
@@ -32,9 +30,9 @@ class SetHyperparameters:
         known = session.roles.trained
         if policy is not None and policy not in known:
             raise ConfigError(f"{given}: no policy {policy!r} is trained, but {', '.join(known)}")
-        self._newest = max(time_ns() // 1000, self._newest + 1)  # exact as a float64
+        number = session.next_request()
         for each in known if policy is None else (policy,):
-            request = ChangeRequest(self._newest, hyperparameters={name: value})
+            request = ChangeRequest(number, hyperparameters={name: value})
             self._waiting.setdefault(each, []).append(request)
         of = "" if policy is None else f" of {policy}"
         session.note(f"{typed(name, value)}{of} from here on: a callback has set it")

@@ -32,6 +32,7 @@ from sampleforge.topologies.evaluator import check_evaluation
 from sampleforge.topologies.policy_roles import OPPONENT, PolicyRoles
 from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.starts import ResumePoint
+from sampleforge.workers.learner_change import LOAD
 
 if TYPE_CHECKING:
     from sampleforge.topologies.graph import FrozenGroup
@@ -89,6 +90,12 @@ class OpenRun:
             (policy.earlier for policy in self.policies),
             key=lambda earlier: int(earlier.get("env_steps", -1)),
         )
+
+    @property
+    def newest_request(self) -> int:
+        """The largest number of a `ChangeRequest` that is part of a policy's state."""
+        tags = [each.earlier.get("learner", {}).get("tag", {}) for each in self.policies]
+        return max(int(tag.get(LOAD, 0)) for tag in tags)
 
     @property
     def resume_point(self) -> ResumePoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
@@ -137,6 +138,7 @@ class Session:
         self.run_plan = plan_run(chosen, self.config, self.spec, self.roles)
         self.resolved, self.plan = self.run_plan.resolved, self.run_plan.sizes
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
+        self._newest_request = self.opened.newest_request
         self._set_hyperparameters = SetHyperparameters(reaches_all=deployment.shares_memory)
         self._callbacks.tell("on_wire")
         self.graph = wire_session(self, self._callbacks, processes=not deployment.has_workers_here)
@@ -286,6 +288,12 @@ class Session:
     def callback_state(self) -> dict[str, Any]:
         """Return the plain values that the callbacks keep in checkpoints, and the tasks."""
         return {**self.tasks.state(), **self._callbacks.states()}
+
+    def next_request(self) -> int:
+        """Return a number for a `ChangeRequest`, larger than all earlier ones: also than those of
+        the part of the run before, whose machine's clock may be ahead of this one's."""
+        self._newest_request = max(time_ns() // 1000, self._newest_request + 1)
+        return self._newest_request  # exact as a float64, in which learners compare it
 
     def saved_state(self, callback: Callback) -> dict[str, Any]:
         """Return what `Callback.checkpoint_state` of ``callback``, one of this session's, returned

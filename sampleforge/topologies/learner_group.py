@@ -127,7 +127,8 @@ def _add_group(
         in_group = GroupMember(
             Membership(index, join, epoch, graph.stop, graph.counters, first_row),
             maker,
-            own,
+            own.post,
+            own.weights,
             debug=config.debug,
             snapshot=snapshot,
             changes=None if member is None else member.follower(index),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
+from sampleforge.encoding import check_leaves
 from sampleforge.env.user_code import import_user_module
 from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.spec import EnvSpec
@@ -72,6 +73,7 @@ class Pairing:
     def resolved(self, config: Any, spec: EnvSpec) -> Any:
         """Return the config of a run in the environment of ``spec`` with its unset fields resolved.
         Raises ConfigError for settings that the environment cannot have."""
+        check_leaves(config.model.encode, spec)
         return self.resolve_defaults(one_row_each(config, spec), spec)
 
     def plan(self, config: Any, spec: EnvSpec, device: str) -> Any:

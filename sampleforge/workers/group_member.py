@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter, process_time, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -21,13 +21,10 @@ from sampleforge.peers.boards import GroupEpoch
 from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.events import Event, EventList
-from sampleforge.shared.newest import StateSnapshot
+from sampleforge.shared.newest import SharedWeights, StateSnapshot
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
-
-if TYPE_CHECKING:
-    from sampleforge.workers.learner import LearnerSettings
 from sampleforge.workers.learner_change import ChangeFollower, ChangeRequest
-from sampleforge.workers.worker import StopFlag
+from sampleforge.workers.worker import Post, StopFlag
 
 POLL_INTERVAL = 0.05
 """Seconds between the checks of a waiting member on the progress of the others."""
@@ -233,9 +230,9 @@ class GroupMember:
     """Makes the learner of a member, exchanges its state with the other members, and agrees with
     them after each update whether to end; again in the new group when another one was replaced.
 
-    ``settings``: those of the member's `LearnerWorker`. ``snapshot`` holds a recent state of member
-    0: if no member survives, the new members resume from it. ``metrics_sync`` is needed if the
-    members share no memory. ``iteration`` counts the updates of the group from 1; ``ended``:
+    ``post``, ``weights``: those of the member's `LearnerWorker`. ``snapshot`` holds a recent state
+    of member 0: if no member survives, the new members resume from it. ``metrics_sync`` is needed
+    if the members share no memory. ``iteration`` counts the updates of the group from 1; ``ended``:
     whether all members have agreed that the run is done, which they do after the same update.
     ``plain_state()``: what the snapshot holds beside the learner's state. ``changes`` are applied
     to the learner between two updates, by all members after the same one (None: there are no others
@@ -246,7 +243,8 @@ class GroupMember:
         self,
         membership: Membership,
         new_learner: Callable[[Averaging], Learner],
-        settings: LearnerSettings,
+        post: Post,
+        weights: SharedWeights | None,
         *,
         debug: bool,
         snapshot: StateSnapshot | None = None,
@@ -260,9 +258,9 @@ class GroupMember:
         self._membership = membership
         self._epoch = membership.epoch
         self._new_learner = new_learner
-        self._counter_row = settings.post.row
-        self._progress = settings.post.progress
-        self._weights = settings.weights
+        self._counter_row = post.row
+        self._progress = post.progress
+        self._weights = weights
         self._debug = debug
         self._snapshot = snapshot
         self._metrics_sync = metrics_sync

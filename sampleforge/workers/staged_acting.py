@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algorithms.acting import Acted, Acting, Array
+from sampleforge.algorithms.acting import Acted, Acting, Array, as_arrays
 from sampleforge.algorithms.captured import CapturedWork, CudaGraphs, Graphs, Outputs
 from sampleforge.ops.tensors import moved
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
@@ -91,7 +91,7 @@ class StagedActing:
         elif self._pins:
             self._compute(inputs)
         else:
-            return _as_arrays(self._step(inputs))
+            return as_arrays(self._step(inputs))
         wait_for_copies(self._device, spins=self._spins)
         return self._arrays[len(inputs.is_first)]
 
@@ -113,7 +113,7 @@ class StagedActing:
                 {name: self._place(column) for name, column in acted.extras.items()},
                 self._place(acted.state),
             )
-            self._arrays[count] = _as_arrays(self._answers[count])
+            self._arrays[count] = as_arrays(self._answers[count])
         places = self._answers[count]
         for of, found in ((places.actions, acted.actions), (places.extras, acted.extras)):
             for name, tensor in found.items():
@@ -166,12 +166,4 @@ def _new_inputs(shape: SlotShape, rows: int, pins: bool) -> Inputs:
         new((shape.state_size,), torch.float32),
         new((), torch.bool),
         new((), torch.int64),
-    )
-
-
-def _as_arrays(acted: Acted[torch.Tensor]) -> Acted[Array]:
-    return Acted(
-        {name: leaf.numpy() for name, leaf in acted.actions.items()},
-        {name: column.numpy() for name, column in acted.extras.items()},
-        acted.state.numpy(),
     )

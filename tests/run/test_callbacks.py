@@ -16,6 +16,7 @@ import pytest
 from sampleforge.api import Result, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.run import session as session_module
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.session import Session
@@ -301,6 +302,25 @@ class Decay(Callback):
     def on_end(self, session: Session, summary: Any) -> None:
         with pytest.raises(RuntimeError, match="the training has ended"):
             session.set_hyperparameter("learning_rate", 1e-4)
+
+
+class Setting(Callback):
+    """Sets the learning rate before the workers are made."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def on_wire(self, session: Session) -> None:
+        session.set_hyperparameter("learning_rate", self.rate)
+
+
+def test_a_hyperparameter_is_set_though_the_clock_is_behind_that_of_the_part_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("appo", tmp_path, Setting(1e-4))
+    monkeypatch.setattr(session_module, "time_ns", lambda: 1000)  # as on another machine
+    run("appo", tmp_path, Setting(2e-4), train_for_env_steps=3000)
+    assert last_report(tmp_path)["learning_rate"] == 2e-4
 
 
 def test_a_hyperparameter_that_a_hook_sets_is_learned_with_and_resumed(tmp_path: Path) -> None:

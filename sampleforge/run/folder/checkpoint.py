@@ -23,7 +23,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from sampleforge.config import ConfigError, from_plain
+from sampleforge.config import ConfigError, UserError, from_plain
 from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
 
@@ -43,7 +43,7 @@ _MALFORMED = (
 )
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError, ValueError):
     """A checkpoint cannot be used, or there is none where there must be one."""
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, UserError
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state
 from sampleforge.models.trunk import Trunk
@@ -40,7 +40,7 @@ TOLERANCE = 1e-4
 EXTRA_FILE = "sampleforge.json"
 
 
-class ExportError(RuntimeError):
+class ExportError(UserError, RuntimeError):
     """A policy could not be exported, or what was exported computes something else."""
 
 

@@ -10,7 +10,6 @@ from sampleforge.algorithms.sac.algorithm import CROSSQ, SAC
 from sampleforge.algorithms.sac.config import SoftConfig
 from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.config import ConfigError, typed
-from sampleforge.encoding import check_leaves
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, check_bounded_boxes
 from sampleforge.models.encoders import to_be_loaded
@@ -50,7 +49,6 @@ _OF_MODEL: dict[str, Any] = {
 def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
     """Return ``config`` with its unset fields resolved. Raises ConfigError if the actions are not
     bounded Box actions."""
-    check_leaves(config.model.encode, spec)
     check_bounded_boxes(config.algo, spec.actions)
     unset = {n: v for n, v in _DEFAULTS.items() if getattr(config, n) in (None, "auto")}
     if config.variable_experience:  # each row is a split of its own

@@ -8,7 +8,6 @@ from typing import Any
 
 from sampleforge.algorithms.dqn.algorithm import DQN
 from sampleforge.config import ConfigError
-from sampleforge.encoding import check_leaves
 from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.pairings.dqn_config import ApexConfig
@@ -71,7 +70,6 @@ def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
 def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     """Return ``config`` with its unset fields resolved for the observations and the core, and with
     a rollout of whole strides of sequences."""
-    check_leaves(config.model.encode, spec)
     sequences = config.sequences
     image, core = config.model.has_pixels(spec.observations), sequences is not None
     defaults = _PRIORITIES | (_FOR_IMAGES if image else _FOR_VECTORS)

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from sampleforge.algorithms.marwil.algorithm import MARWIL
-from sampleforge.encoding import check_leaves
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.pairings.marwil_config import MarwilConfig
 from sampleforge.topologies.registry import STORED, Pairing
@@ -20,7 +19,6 @@ SEQUENCE = 32
 
 def resolve_defaults(config: MarwilConfig, spec: EnvSpec) -> MarwilConfig:
     """Return ``config`` with its unset fields resolved for the environment."""
-    check_leaves(config.model.encode, spec)
     image, recurrent = config.model.has_pixels(spec.observations), config.model.core != "none"
     defaults: dict[str, Any] = {
         "batch_size": BATCH_OF_IMAGES if image else BATCH,

@@ -18,7 +18,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.ppo.algorithm import PPO
-from sampleforge.encoding import check_leaves
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout
 from sampleforge.runtime.machine import this_machine
@@ -109,7 +108,6 @@ ROLLOUT_OF_IMAGES = 128
 def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     """Return ``config`` with its unset fields resolved as far as their defaults depend on the
     environment; see the head of this file."""
-    check_leaves(config.model.encode, spec)
     settings = _settings(config, spec)
     values = {**_values(settings, spec), "lr_schedule": "constant"}
     chosen = {name: value for name, value in values.items() if getattr(config, name) is None}

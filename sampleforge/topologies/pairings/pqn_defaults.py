@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from sampleforge.algorithms.pqn.algorithm import PQN
-from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import this_machine
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.pairings.pqn_config import PqnConfig
@@ -36,7 +35,6 @@ FALL, LONGEST_FALL = 100_000, 1_000_000
 
 def resolve_defaults(config: PqnConfig, spec: EnvSpec) -> PqnConfig:
     """Return ``config`` with its unset fields resolved for the observations."""
-    check_leaves(config.model.encode, spec)
     planes = config.model.has_convolved(spec.observations)
     chosen = dict(PLANES if planes else VECTORS)
     rows = max(1, chosen.pop("rows") // spec.num_agents)

@@ -93,7 +93,8 @@ def _group_member(
     return GroupMember(
         membership,
         LearnerMaker(context.new_model, context.plan, context.policy, batches, varies=True),
-        settings,
+        settings.post,
+        settings.weights,
         debug=context.config.debug,
         snapshot=context.snapshot,
         metrics_sync=context.metrics_sync,
