@@ -20,7 +20,7 @@ from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.dataset import StoredEpisode, open_dataset
 from sampleforge.ops.far_values import FarFound, TypicalSize, Unusual, bound_rewards
-from sampleforge.ops.returns import returns_to_go
+from sampleforge.ops.returns import learned_rewards, returns_to_go
 from sampleforge.ops.running_stats import Gather
 from sampleforge.rollouts.batch import BatchSource, Taken
 from sampleforge.shared.counters import Progress
@@ -45,10 +45,7 @@ class RewardRule:
 
     def returns_to_go(self, reward: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return the discounted sums [T] of an episode's raw rewards [T] from each step on."""
-        scaled = reward * np.float32(self.scale)
-        if self.clip is not None:
-            scaled = scaled.clip(-self.clip, self.clip)
-        return returns_to_go(scaled, self.gamma)
+        return returns_to_go(learned_rewards(reward, self.scale, self.clip), self.gamma)
 
 
 @dataclass(frozen=True)

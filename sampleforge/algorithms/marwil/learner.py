@@ -17,6 +17,7 @@ from sampleforge.algorithms.learning import (
     to_floats,
 )
 from sampleforge.algorithms.marwil.config import ImitationConfig
+from sampleforge.algorithms.return_scale import spread
 from sampleforge.config import ConfigError
 from sampleforge.data.stored_steps import Mixture, StoredBatch
 from sampleforge.models.actor_critic import ActorCritic
@@ -24,9 +25,6 @@ from sampleforge.models.forward import autocast
 from sampleforge.ops.masked import masked_mean, valid_total, value_moments
 from sampleforge.ops.returns import advantage_weights, moving_square, weighted_imitation_loss
 
-LEAST_SPREAD = 0.1
-"""The unit of values is at least this fraction of the returns' root mean square, because returns
-that are all alike have no deviation."""
 CHUNK = 4096
 """Observations that are counted at a time for the statistics that normalise them."""
 
@@ -127,8 +125,7 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
                     self.model.normaliser.update(chunk)
         self._check_head(data)
         returns = torch.cat([torch.from_numpy(part.return_to_go) for part in data.parts]).double()
-        spread = returns.var(correction=0)
-        size = torch.maximum(spread, LEAST_SPREAD**2 * returns.square().mean()).sqrt()
+        size = spread(returns.mean(), returns.var(correction=0))
         self.model.rescale_values(size if size > 0 else 1.0)
 
     def _check_head(self, data: Mixture) -> None:
