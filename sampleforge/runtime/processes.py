@@ -57,8 +57,10 @@ def keep_freed_memory() -> bool:
 
 PRELOAD = "sampleforge.runners.preload"
 """The module that the fork server imports; only its name, because lower layers do not import it."""
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that ask the driver to end."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""The signals that ask the driver to end: SIGUSR2 that of a job which Slurm is about to end."""
+_OUTLIVED = tuple(number for number in ENDING if number != signal.SIGINT)
+"""Those of them that workers handle and do nothing; SIGINT they ignore."""
 PRELOADED = "SAMPLEFORGE_FORK_SERVER_IMPORTS"
 """The environment variable of a fork server with the modules that its children need."""
 STARTED_BY_THREAD = "SAMPLEFORGE_FORK_SERVER_OF_THREAD"
@@ -244,7 +246,7 @@ def outlive_signals() -> None:
     exec, and forked children get the default handlers back, so that they can be terminated.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _OUTLIVED:
         signal.signal(number, _do_nothing)
         signal.siginterrupt(number, False)  # a simulator in C need not expect EINTR
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
@@ -256,7 +258,7 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
 
 
 def _end_by_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _OUTLIVED:
         if signal.getsignal(number) is _do_nothing:
             signal.signal(number, signal.SIG_DFL)
 

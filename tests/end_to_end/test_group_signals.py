@@ -199,7 +199,7 @@ def test_workers_outlive_signals_that_are_for_the_driver(
     process = start_cli(*command("appo"))
     until_trained(process, run)
     for title in ("actor 0", "policy 0", "learner", "evaluator", "multiprocessing.forkserver"):
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2):
             worker(process, title).send_signal(number)
     steps = last_report(run)["env_steps"]
     until(lambda: last_report(run)["env_steps"] > steps + 1000, process)

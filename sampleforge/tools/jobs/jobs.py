@@ -53,14 +53,18 @@ class JobsConfig(Checked):
 
 
 Work = Callable[[], None]
-"""The function of a job. It can be pickled, ends in order after SIGTERM (see `EndingInOrder`), and
-writes its results into files."""
+"""The function of a job. It can be pickled, ends in order after one of the signals `ENDS` (see
+`EndingInOrder`), and writes its results into files."""
+ENDS = (signal.SIGTERM, signal.SIGUSR2)
+"""Signals that ask a job to end in order. Slurm sends SIGUSR2, for which submitit asks, 90 s before
+the time limit."""
 STOP_S = 45.0
 """Seconds that jobs have to end in order: a run writes its last checkpoint within 30 s."""
 
 
 class LaunchFailed(RuntimeError):
-    """No job of a sweep or population succeeds; the message ends with the error of the last."""
+    """No job of a sweep or population succeeds, or none can be started; the message has the error
+    of the last."""
 
 
 class Jobs:
@@ -71,6 +75,12 @@ class Jobs:
         self.limit = limit
         self._jobs: dict[str, Any] = {}
         self._logs: dict[str, Path] = {}
+        self._messages: list[str] = []
+
+    @property
+    def free(self) -> int:
+        """Number of jobs that may be started now."""
+        return max(0, self.limit - len(self._jobs))
 
     @property
     def running(self) -> frozenset[str]:
@@ -83,8 +93,15 @@ class Jobs:
 
     def start(self, works: Mapping[str, Work]) -> None:
         """Start a job for each work, by its name; there may be no running job of that name.
-        ``works`` has no more entries than there are free places."""
+        ``works`` has no more entries than there are `free` places. A work that a cluster refuses
+        for the moment is not `running` afterwards, and to be started later. Raises LaunchFailed if
+        it is refused while no job runs."""
         raise NotImplementedError
+
+    def take_messages(self) -> list[str]:
+        """Return what the user is to be told, and was not told before."""
+        taken, self._messages = self._messages, []
+        return taken
 
     def take_ended(self) -> list[str]:
         """Return the names of the jobs that have ended since the last call, in whichever way."""
@@ -117,19 +134,30 @@ def remove_pickles(launch: Path) -> None:
         launch.rmdir()
 
 
+def remove_unsent(launch: Path) -> None:
+    """Remove the files of a submission that was refused: a submitted pickle has the job's id in its
+    name."""
+    for path in launch.glob("[0-9a-f]" * 32 + ".pkl"):
+        path.unlink(missing_ok=True)
+    for path in launch.glob(".submission_file_*"):
+        path.unlink(missing_ok=True)
+
+
 class EndingInOrder:
-    """A context, in the main thread of a job, in which SIGTERM calls ``end`` and sets `asked`."""
+    """A context, in the main thread of a job, in which a signal of `ENDS` calls ``end`` and sets
+    `asked`."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.asked = False
         self._end = end
 
     def __enter__(self) -> EndingInOrder:
-        self._before = signal.signal(signal.SIGTERM, self._handle)
+        self._before = {number: signal.signal(number, self._handle) for number in ENDS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from sampleforge.runtime.processes import available_cores, use_cores
-from sampleforge.tools.jobs.jobs import STOP_S, Jobs, Work, new_launch, remove_pickles
+from sampleforge.tools.jobs.jobs import ENDS, STOP_S, Jobs, Work, new_launch, remove_pickles
 
 _AGAIN_S = 1.0
 """Seconds between two requests to end: one that comes while a job starts is lost."""
@@ -108,7 +108,8 @@ class OwnerProcess:
 def run_task(work: Work, launcher: OwnerProcess, cores: tuple[int, ...], gpu: str | None) -> None:
     """Do the ``work`` of submitit's process on some of the ``cores`` and on one ``gpu`` (None: on
     any). The process ends with the ``launcher``."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the work has something to save
+    for number in ENDS:
+        signal.signal(number, signal.SIG_DFL)  # until the work has something to save
     end_with(launcher)
     use_cores(cores)
     # submitit hides all GPUs from a job that has not asked for any.

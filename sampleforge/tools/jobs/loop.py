@@ -105,6 +105,8 @@ def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool)
         try:
             while not launched.done and interrupts.received is None:
                 launched.step()
+                for text in jobs.take_messages():
+                    screen.say(text)
                 screen.update()
                 time.sleep(POLL_S)
             leaves = leave and interrupts.received is not None

@@ -2,30 +2,44 @@
 
 submitit submits and cancels them. What it lacks for training runs is here: the state of the jobs is
 read without Slurm's accounting, which small clusters do not have; a later launcher takes over the
-jobs of an earlier one.
+jobs of an earlier one; a job that is refused while others run is submitted again.
 """
 
 from __future__ import annotations
 
 import getpass
 import hashlib
+import io
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.files import write_atomically
-from sampleforge.tools.jobs.jobs import Jobs, Work, new_launch, remove_pickles
+from sampleforge.tools.jobs.jobs import (
+    ENDS,
+    Jobs,
+    LaunchFailed,
+    Work,
+    new_launch,
+    remove_pickles,
+    remove_unsent,
+)
 
 _QUEUE_S = 2.0
 """Seconds between two looks into Slurm's queue."""
 _RESULT_S = 10.0
 """Seconds after which the result of a job that has left Slurm's queue counts as missing: shared
 file systems show files late."""
+_AGAIN_S = 30.0
+"""Seconds after which jobs that Slurm has refused are submitted again."""
 
 
 class SlurmJobs(Jobs):
@@ -39,6 +53,7 @@ class SlurmJobs(Jobs):
     def __init__(self, folder: Path, limit: int, options: Mapping[str, Any], submitit: Any) -> None:
         super().__init__(limit)
         self._submitit = submitit
+        self._options = options
         self._list = folder / "jobs.json"
         self._name = (
             f"sampleforge-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
@@ -54,6 +69,7 @@ class SlurmJobs(Jobs):
         self._gone_since: dict[str, float] = {}
         self._queued: frozenset[str] | None = None
         self._looked_at = -_QUEUE_S
+        self._again_at: float | None = None
         self._jobs = dict(self._earlier(folder))
         self._logs = {name: Path(job.paths.stderr) for name, job in self._jobs.items()}
 
@@ -71,15 +87,47 @@ class SlurmJobs(Jobs):
         for job in queue - known:  # its launcher was killed before it wrote the id down
             subprocess.run(["scancel", job], check=False)
 
+    @property
+    def free(self) -> int:
+        waits = self._again_at is not None and time.monotonic() < self._again_at
+        return 0 if waits else super().free
+
     def start(self, works: Mapping[str, Work]) -> None:
         if not works:
             return
         assert not self._jobs.keys() & works.keys(), sorted(works)
-        jobs = self._executor.submit_array(list(works.values()))
+        errors = self._submitit.core.utils
+        try:
+            with redirect_stderr(io.StringIO()):  # submitit prints what the error has, too
+                jobs = self._executor.submit_array([partial(run_task, w) for w in works.values()])
+        except (errors.FailedJobError, errors.FailedSubmissionError) as error:
+            remove_unsent(self._launch)
+            lines = str(error).split("\n")  # what sbatch printed; or what it should have printed
+            is_sbatch = isinstance(error, errors.FailedJobError)
+            self._refused(len(works), lines[-1 if is_sbatch else 0] or "it gave no reason")
+            return
+        self._again_at = None
         for name, job in zip(works, jobs, strict=True):
             self._jobs[name], self._logs[name] = job, Path(job.paths.stderr)
         self._write_list()
         self._queued = None  # it is older than these jobs
+
+    def _refused(self, count: int, reason: str) -> None:
+        """Wait before jobs are submitted again, and say so once. Raises LaunchFailed if no job runs
+        meanwhile: then nothing says that they will ever be taken."""
+        if not self._jobs:
+            given = " ".join(f"{name}={value}" for name, value in self._options.items())
+            raise LaunchFailed(
+                f"--launcher slurm: sbatch has refused the jobs ({reason}); correct "
+                f"--slurm {given or 'KEY=VALUE ...'}, or give the same command later, which goes on"
+            )
+        if self._again_at is None:
+            what = "a job, which waits" if count == 1 else f"{count} jobs, which wait"
+            self._messages.append(
+                f"sbatch has refused {what}: {reason}. They are submitted again every "
+                f"{_AGAIN_S:.0f} s while other jobs run"
+            )
+        self._again_at = time.monotonic() + _AGAIN_S
 
     def _write_list(self) -> None:
         listed = {name: (job.job_id, job.paths.folder.name) for name, job in self._jobs.items()}
@@ -127,5 +175,17 @@ class SlurmJobs(Jobs):
             subprocess.run(["scancel", "--signal=KILL", "--full", job.job_id], check=False)
 
     def close(self) -> None:
-        if not self._jobs:
-            remove_pickles(self._launch)
+        """Remove the files that only submitit needs of all launches, also earlier ones, none of
+        whose jobs is running."""
+        needed = {job.paths.folder.name for job in self._jobs.values()}
+        for launch in self._launch.parent.iterdir():
+            if launch.name not in needed and launch.is_dir() and not launch.is_symlink():
+                remove_pickles(launch)
+
+
+def run_task(work: Work) -> None:
+    """Do the ``work`` of submitit's process, whose own handlers of signals ignore a request to end,
+    or raise an error in the middle of the work."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_DFL)  # until the work has something to save
+    work()

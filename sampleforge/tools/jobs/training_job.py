@@ -66,8 +66,8 @@ def with_outcome(folder: Path, work: Callable[[], Status]) -> None:
 
 
 def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:
-    """Train ``config`` until its stop condition, SIGTERM or `Session.stop`; return "interrupted" or
-    "finished". Raises what a session raises."""
+    """Train ``config`` until its stop condition, a signal of `jobs.ENDS` or `Session.stop`; return
+    "interrupted" or "finished". Raises what a session raises."""
     config = with_schedule_seed(config)
     session = Session(
         config, [*population_callbacks(config), *tracking_callbacks(config), *callbacks]
@@ -76,7 +76,7 @@ def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:
         try:
             session.open()
         except EnvProbeError:
-            if not ending.asked:  # Slurm sends SIGTERM to the probe's process, too
+            if not ending.asked:  # Slurm sends the signal to the probe's process, too
                 raise
             return "interrupted"
         with session:
@@ -127,3 +127,10 @@ def read_outcome(folder: Path) -> Outcome | None:
 def forget_outcome(folder: Path) -> None:
     """Remove the outcome of an earlier job, before the next one starts."""
     (folder / _OUTCOME).unlink(missing_ok=True)
+
+
+def newest_env_steps(folder: Path) -> int:
+    """Return the env steps of the newest checkpoint of the run in ``folder``, which begin its
+    file's name; -1 before the first."""
+    steps = [path.name.partition("-")[0] for path in folder.glob("checkpoints/**/*.safetensors")]
+    return max((int(step) for step in steps if step.isdecimal()), default=-1)

@@ -25,7 +25,7 @@ from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
 from sampleforge.run.folder.files import write_json
 from sampleforge.runtime.causes import causes
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
-from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome
+from sampleforge.tools.jobs.training_job import forget_outcome, newest_env_steps, read_outcome
 from sampleforge.tools.pbt.member import MemberJob, is_finished
 from sampleforge.tools.pbt.member_change import shaping_of
 from sampleforge.tools.pbt.published import (
@@ -50,8 +50,8 @@ State = Literal["waiting", "running", "finished", "failed"]
 @dataclass
 class MemberStatus:
     """The launcher's record of a member. ``published``: its newest state; ``deaths``: in a row
-    without progress; ``env_steps``: of its newest checkpoint when it last died; ``error``: what it
-    died of then."""
+    without progress, with the times that its job was ended in order; ``env_steps``: of its newest
+    checkpoint when it last died or was ended; ``error``: what it died of then."""
 
     id: str
     state: State = "waiting"
@@ -102,14 +102,14 @@ class Population:
         for member, status in self._members.items():
             if member in self._jobs.running:  # of an earlier launcher, or just started
                 status.state = "running"
-        free = self._jobs.limit - len(self._jobs.running)
         waiting = [member for member, status in self._members.items() if status.state == "waiting"]
         waiting.sort(key=self._newest_env_steps)
-        works = {member: self._work(member) for member in waiting[: max(0, free)]}
+        works = {member: self._work(member) for member in waiting[: self._jobs.free]}
         for member in works:
             forget_outcome(run_folder(self._folder, member))
-            self._members[member].state = "running"
         self._jobs.start(works)
+        for member in works.keys() & self._jobs.running:
+            self._members[member].state = "running"
 
     def _work(self, member: str) -> MemberJob:
         index = int(member)
@@ -135,33 +135,43 @@ class Population:
             status.state = "finished"
             return
         status.state = "waiting"
-        if outcome is not None and outcome.status in ("stopped", "interrupted"):
+        if outcome is not None and outcome.status == "stopped":
             status.deaths = 0
             return
-        status.error = "it was killed" if outcome is None else outcome.error
         env_steps = self._newest_env_steps(member)
-        status.deaths = 1 if env_steps > status.env_steps else status.deaths + 1
+        goes_on = env_steps > status.env_steps
         status.env_steps = env_steps
+        if outcome is not None and outcome.status == "interrupted":
+            status.deaths = 0 if goes_on else status.deaths + 1
+            self._check_deaths(
+                status, "; if a time limit ends its jobs, give a longer one (--slurm time=MINUTES)"
+            )
+            return
+        status.error = "it was killed" if outcome is None else outcome.error
+        status.deaths = 1 if goes_on else status.deaths + 1
         why = causes(status.error or "unknown error")
         self.problems.append(f"member {member} has died, and starts again: {why}")
         self._failures += outcome is not None
         if self._failures >= HOPELESS and not self._states.read() and not self._any_checkpoint():
             raise LaunchFailed(f"{self._failures} jobs have failed; {status.error}")
-        if status.deaths > self.settings.max_restarts:
-            status.state = "failed"
-            self.problems.append(
-                f"member {member} is given up: it has died {status.deaths} times without progress"
-            )
+        self._check_deaths(status, "")
+
+    def _check_deaths(self, status: MemberStatus, hint: str) -> None:
+        """Give up a member that has died, or was ended, too often without progress."""
+        if status.deaths <= self.settings.max_restarts:
+            return
+        status.state = "failed"
+        self.problems.append(
+            f"member {status.id} is given up: it has died {status.deaths} times without "
+            f"progress{hint}"
+        )
 
     def _any_checkpoint(self) -> bool:
         return any(self._newest_env_steps(member) > 0 for member in self._ids)
 
     def _newest_env_steps(self, member: str) -> int:
-        """Return the env steps of a member's newest checkpoint, which begin its file's name; -1
-        before the first."""
-        names = (run_folder(self._folder, member) / "checkpoints").glob("*.safetensors")
-        steps = [name.name.partition("-")[0] for name in names]
-        return max((int(step) for step in steps if step.isdecimal()), default=-1)
+        """Return the env steps of a member's newest checkpoint; -1 before the first."""
+        return newest_env_steps(run_folder(self._folder, member))
 
     # ---- results ----
 

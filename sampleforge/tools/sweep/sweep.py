@@ -28,6 +28,7 @@ from sampleforge.tools.jobs.training_job import (
     TrainingJob,
     ask_to_stop,
     forget_outcome,
+    newest_env_steps,
     read_outcome,
 )
 from sampleforge.tools.sweep.spec import SweepSpec, encoded, read_spec
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 
 SPEC, _TRIALS, _RESULTS = "sweep.yaml", "trials", "results.json"
 MAX_KILLS = 3
-"""Times that the job of a trial is started again after it was killed."""
+"""Times that the job of a trial is started again after it was killed, or was ended in order without
+any progress."""
 TRIALS_ON_SLURM = 4
 """Trials at a time on Slurm unless the user gives a number: Optuna learns from those before."""
 HOPELESS = 3
@@ -141,7 +143,7 @@ class Sweep:
 
     def _start(self) -> None:
         """Start trials in the free places: first those that had begun."""
-        free = self._jobs.limit - len(self._jobs.running)
+        free = self._jobs.free
         names, self._to_start = self._to_start[:free], self._to_start[free:]
         asked = self._begun
         while len(names) < free and asked < self._spec.num_trials and not self._closed:
@@ -156,6 +158,7 @@ class Sweep:
             except ConfigError as error:  # its values do not fit together
                 self._refuse(name, str(error))
         self._jobs.start(works)
+        self._to_start[:0] = [name for name in works if name not in self._jobs.running]
 
     def _ask(self) -> optuna.Trial:
         """Return a new trial. Raises ConfigError if the storage is not of this sweep."""
@@ -236,7 +239,7 @@ class Sweep:
                 return
             self._fail(name, f"its job was killed {running.kills} times; {self._log_tail(name)}")
         elif outcome.status == "interrupted":
-            self._to_start.append(name)
+            self._go_on(name)
         elif outcome.status == "failed":
             self._fail(name, outcome.error or "unknown error")
         elif outcome.status == "stopped":
@@ -250,6 +253,21 @@ class Sweep:
             self.study.tell(running.trial, running.value)
             self._count("COMPLETE")
             del self._trials[name]
+
+    def _go_on(self, name: str) -> None:
+        """Have a trial start again whose job was ended, by a time limit or from outside."""
+        running = self._trials[name]
+        env_steps = newest_env_steps(self._run_dir(running.trial.number))
+        running.idle = 0 if env_steps > running.env_steps else running.idle + 1
+        running.env_steps = env_steps
+        if running.idle <= MAX_KILLS:
+            self._to_start.append(name)
+            return
+        self._fail(
+            name,
+            f"its job was ended {running.idle} times in a row without a new checkpoint; if its "
+            "time limit ends it, give a longer one (--slurm time=MINUTES)",
+        )
 
     def _tell(self, name: str, state: str) -> None:
         self.study.tell(self._trials.pop(name).trial, state=trial_state(state))
@@ -315,7 +333,8 @@ class Sweep:
 @dataclass
 class _Running:
     """A trial that has begun. ``step``: the last point that Optuna was told; ``names``: of the
-    numbers in its reports."""
+    numbers in its reports; ``env_steps``: of its newest checkpoint when its job was last ended in
+    order; ``idle``: jobs in a row that were ended so without a newer one."""
 
     trial: optuna.Trial
     tail: ReportTail
@@ -324,6 +343,8 @@ class _Running:
     fraction: float = 0.0
     pruned: bool = False
     kills: int = 0
+    env_steps: int = -1
+    idle: int = 0
     names: set[str] = dataclasses.field(default_factory=set)
 
     def result(self, runs: bool) -> TrialResult:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,24 +51,44 @@ def test_a_run_that_is_asked_to_stop_has_a_checkpoint(tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
-class Terminate(Callback):
+@pytest.fixture
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal whose handler raises an error, as submitit's of SIGUSR2."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Job not requeued because: timed-out and not checkpointable.")
+
+    before = signal.signal(request.param, fail)
+    yield request.param
+    assert signal.signal(request.param, before) is fail
+
+
+ENDS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], indirect=True)
+
+
+@dataclass
+class End(Callback):
+    number: signal.Signals
+
     def on_report(self, session: Session, report: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), self.number)
 
 
-def test_sigterm_ends_a_run_in_order(tmp_path: Path) -> None:
+@ENDS
+def test_a_signal_ends_a_run_in_order(tmp_path: Path, number: signal.Signals) -> None:
     config = replace(small(tmp_path), train_for_env_steps=10**9, report_interval=1.0)
-    assert train(config, [Terminate()]) == "interrupted"
+    assert train(config, [End(number)]) == "interrupted"
     assert summary(tmp_path / "run")["status"] == "interrupted"
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
-def test_sigterm_that_ends_the_probe_of_the_environment_too_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@ENDS
+def test_a_signal_that_ends_the_probe_of_the_environment_too_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     def ended(session: Session) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise EnvProbeError("CartPole-v1 ended its process in the probe, with signal SIGTERM")
+        os.kill(os.getpid(), number)
+        raise EnvProbeError("CartPole-v1 ended its process in the probe, with a signal")
 
     monkeypatch.setattr(Session, "open", ended)
     assert train(small(tmp_path), []) == "interrupted"

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.tools.jobs.jobs import LaunchFailed, Work
-from sampleforge.tools.jobs.training_job import Outcome, read_outcome, write_outcome
+from sampleforge.tools.jobs.training_job import Outcome, Status, read_outcome, write_outcome
 from sampleforge.tools.pbt.across_runs import Population
 from sampleforge.tools.pbt.member import MemberJob
 from sampleforge.tools.pbt.member_change import MemberRules
 from sampleforge.tools.pbt.published import MergedLineage, lineage_file, run_folder
 from sampleforge.tools.pbt.settings import PopulationSettings
 from sampleforge.topologies.config import ApexConfig, AppoConfig
-from tests.support.jobs import JobsAtOnce
+from tests.support.jobs import JobsAtOnce, Write
 from tests.support.processes import RunCli, StartCli, session_members
 from tests.support.reward_envs import ShapedEnv
 from tests.support.runs import until
@@ -117,6 +118,54 @@ def test_a_member_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
     assert (result["finished"], result["failed"], result["best"]) == (1, 1, "0")
     assert jobs.started.count("1") == SETTINGS.max_restarts + 1
     assert any("member 1 is given up" in text for text in population.take_problems())
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_member_that_is_interrupted_goes_on_as_long_as_it_gets_on(
+    tmp_path: Path, new: bool
+) -> None:
+    """A time limit that is shorter than the start would begin it for ever."""
+    times = 2 * SETTINGS.max_restarts
+
+    class Interrupted(JobsAtOnce):
+        def start(self, works: Mapping[str, Work]) -> None:
+            interrupted = {}
+            for name in works:
+                folder = run_folder(tmp_path / "population", name)
+                status: Status = "interrupted" if self.started.count(name) < times else "finished"
+                interrupted[name] = partial(self._end, folder, status)
+            super().start(interrupted)
+
+        def _end(self, folder: Path, status: Status) -> None:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            if new:
+                name = f"{len(self.started):012d}-0123456789abcdef.safetensors"
+                (folder / "checkpoints" / name).touch()
+            write_outcome(folder, Outcome(status))
+
+    jobs = Interrupted(limit=1)
+    population = new_population(tmp_path, jobs)
+    result = run(population)
+    assert (result["finished"], result["failed"]) == ((2, 0) if new else (0, 2))
+    assert jobs.started.count("0") == (times + 1 if new else SETTINGS.max_restarts + 1)
+    given_up = any("--slurm time=MINUTES" in text for text in population.take_problems())
+    assert given_up == (not new)
+
+
+def test_members_that_a_cluster_refuses_wait_and_begin_later(tmp_path: Path) -> None:
+    class Refused(JobsAtOnce):
+        def start(self, works: Mapping[str, Work]) -> None:
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked > 1:
+                super().start({name: Write(tmp_path / name) for name in works})
+
+    jobs = Refused(limit=2)
+    population = new_population(tmp_path, jobs)
+    population.step()
+    assert [member.state for member in population.members()] == ["waiting", "waiting"]
+    population.step()
+    assert jobs.started == ["0", "1"]
+    assert [member.state for member in population.members()] == ["running", "running"]
 
 
 @dataclass(frozen=True)

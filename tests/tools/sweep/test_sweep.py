@@ -118,6 +118,73 @@ def test_killed_jobs_start_again_a_few_times(tmp_path: Path) -> None:
     assert sweep.error is not None and "killed 4 times" in sweep.error
 
 
+class Interrupted(TrainingsAtOnce):
+    """Jobs that a time limit ends ``times``; the first ``new`` of them have got on."""
+
+    def __init__(self, times: int, new: int) -> None:
+        super().__init__(towards_100_gamma)
+        self._times, self._new = times, new
+
+    def start(self, works: Any) -> None:
+        super().start(works)
+        for work in works.values():
+            folder = Path(work.config.run_dir)
+            if len(self.started) <= self._times:
+                write_outcome(folder, Outcome("interrupted"))
+            if len(self.started) <= self._new:
+                (folder / "checkpoints").mkdir(exist_ok=True)
+                name = f"{len(self.started):012d}-0123456789abcdef.safetensors"
+                (folder / "checkpoints" / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("times", "new", "jobs", "state"),
+    [(8, 8, 9, "complete"), (3, 0, 4, "complete"), (10, 0, 4, "failed"), (10, 2, 6, "failed")],
+)
+def test_a_trial_that_is_interrupted_goes_on_as_long_as_it_gets_on(
+    tmp_path: Path, times: int, new: int, jobs: int, state: str
+) -> None:
+    """A time limit that is shorter than the start would begin it for ever."""
+    fake = Interrupted(times, new)
+    sweep = new_sweep(tmp_path, fake, SPEC.replace("trials: 6", "trials: 1"))
+    run(sweep)
+    (trial,) = sweep.trials()
+    assert (trial.state, len(fake.started)) == (state, jobs)
+    if state == "failed":
+        assert trial.error is not None and "--slurm time=MINUTES" in trial.error
+
+
+class Refused(TrainingsAtOnce):
+    """Jobs of a cluster that refuses the second time, and takes nothing for the moment then."""
+
+    def __init__(self) -> None:
+        super().__init__(towards_100_gamma, limit=2)
+        self.refused: list[list[str]] = []
+        self._asked = 0
+
+    @property
+    def free(self) -> int:
+        return 0 if self._asked % 4 == 3 else super().free
+
+    def start(self, works: Any) -> None:
+        self._asked += 1
+        if self._asked % 4 == 2:
+            self.refused.append([*works])
+        else:
+            super().start(works)
+
+
+def test_trials_that_a_cluster_refuses_wait_and_begin_later(tmp_path: Path) -> None:
+    jobs = Refused()
+    sweep = new_sweep(tmp_path, jobs)
+    sweep.step()
+    sweep.step()
+    assert jobs.refused == [["0002", "0003"]]
+    assert [trial.state for trial in sweep.trials()][2:] == ["waiting", "waiting"]
+    summary = run(sweep)
+    assert summary["complete"] == 6 and sorted(jobs.started) == [f"{n:04d}" for n in range(6)]
+
+
 @pytest.mark.long
 def test_trials_that_are_worse_than_the_median_are_pruned(tmp_path: Path) -> None:
     sweep = new_sweep(
