@@ -13,7 +13,8 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.train import config_class
 from sampleforge.config import ConfigError
-from sampleforge.tools.tune.config import TuneConfig
+from sampleforge.run.folder.kinds import STUDY
+from sampleforge.tools.tune.config import TuneConfig, has_written
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,7 @@ def run(args: Sequence[str]) -> int:
     )
     flags = parse(TuneFlags, args, "sampleforge tune", text)
     config_class(flags.algo)  # raises ConfigError for an unknown name
-    out = Path(flags.out or f"{flags.file_stem}-tuned.yaml")
-    if out.exists() or not out.absolute().parent.is_dir():
-        problem = "exists already" if out.exists() else "is in no folder that exists"
-        raise ConfigError(f"--out {out} {problem}; give another --out")
+    out = _out(flags)
     if flags.goal == "return":
         from sampleforge.tools.tune.returns import tune_returns
 
@@ -46,3 +44,22 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.tools.tune.speed import tune_speed
 
     return tune_speed(flags, out)
+
+
+def _out(flags: TuneFlags) -> Path:
+    """Return the file to write. Raises ConfigError for one that exists, unless a search that goes
+    on has written it, and for one that cannot be written."""
+    out = Path(flags.out or f"{flags.file_stem}-tuned.yaml")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out} is in no folder that exists; give another --out")
+    if not out.exists():
+        return out
+    goes_on = flags.folder is not None and (Path(flags.folder) / STUDY).is_file()
+    if goes_on and has_written(flags, out):
+        return out
+    by_whom = f" and was not written by `{flags.for_return}`" if goes_on else ""
+    hint = ", or the --folder of the search that has written it, to go on with it"
+    with_folder = flags.folder is None and has_written(flags, out)
+    raise ConfigError(
+        f"--out {out} exists already{by_whom}; give another --out{hint if with_folder else ''}"
+    )

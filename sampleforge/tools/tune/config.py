@@ -8,12 +8,14 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.presets import preset_values
 from sampleforge.run.folder.files import write_atomically
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class TuneConfig(Checked):
     preset: str | None = None
     """Preset to tune (default: none)."""
     out: str | None = None
-    """File to write, for --config (default: <env>-<algo>-tuned.yaml in the working directory)."""
+    """File to write, for --config (default: <env>-<algo>-tuned.yaml in the working directory). It
+    must be new, unless an earlier search in --folder has written it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +70,27 @@ class TuneConfig(Checked):
     def file_stem(self) -> str:
         """Environment and algorithm as the beginning of a file's name."""
         return f"{re.sub(r'[^A-Za-z0-9._]+', '-', self.env)}-{self.algo}"
+
+    def preset_values(self) -> dict[str, Any]:
+        """Return the settings of the preset, none without one. Raises ConfigError if there is no
+        such preset."""
+        return preset_values(self.algo, self.preset) if self.preset else {}
+
+    @property
+    def for_return(self) -> str:
+        """The command of a search for return, as the head of the file that it writes names it."""
+        return f"sampleforge tune {self.env} {self.algo} --for return"
+
+
+def has_written(asked: TuneConfig, out: Path) -> bool:
+    """Return whether ``out`` is a file that a search for return has written, of the same
+    environment and algorithm."""
+    try:
+        lines = out.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    head = takewhile(lambda line: line.startswith("#"), lines)
+    return any(f"`{asked.for_return}`" in line for line in head)
 
 
 def write_tuned(

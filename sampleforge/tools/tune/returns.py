@@ -17,10 +17,9 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from sampleforge.config import ConfigError, from_plain
+from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.env.user_code import make_cwd_importable
-from sampleforge.presets import preset_values
 from sampleforge.spec import EnvSpec
 from sampleforge.tools.jobs.jobs import JobsConfig, JobsScreen, LaunchFailed
 from sampleforge.tools.jobs.loop import launched_in, run_jobs
@@ -161,11 +160,12 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
     the exit code. After Ctrl-C the best trial so far counts. Raises ConfigError."""
     minutes = asked.minutes or MINUTES
     seconds = trial_seconds(asked, minutes)
-    ranges, defaults = _space(asked)
+    shared = settings_of_trials(asked, seconds)
+    ranges, defaults = _space(asked, shared)
     name = f"{asked.file_stem}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(asked.folder or Path("sweeps") / name)
     with tempfile.TemporaryDirectory() as scratch:
-        spec = _spec(asked, ranges, seconds, Path(scratch) / "sweep.yaml")
+        spec = _spec(asked, ranges, shared, Path(scratch) / "sweep.yaml")
 
         config = JobsConfig(jobs=asked.jobs or 1)
         with launched_in(folder, "sweep", config, 1, partial(Sweep, spec)) as (sweep, jobs):
@@ -179,6 +179,9 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
                 f"Searching {', '.join(ranges)} for {minutes:g} min: trials of {seconds:g} "
                 f"s, {jobs.limit} at a time, the defaults first, in {folder}"
             )
+            if left_out := ends_of_preset(asked):
+                ends = " ".join(typed(name, value) for name, value in left_out.items())
+                screen.say(f"The trials do not end by {ends} of --preset {asked.preset}")
             try:
                 code = run_jobs(budget, jobs, screen, leave=False)
             except LaunchFailed as error:
@@ -201,11 +204,22 @@ def trial_seconds(asked: TuneConfig, minutes: float) -> float:
     return seconds
 
 
-def _space(asked: TuneConfig) -> tuple[dict[str, Range], dict[str, Any]]:
+def settings_of_trials(asked: TuneConfig, seconds: float) -> dict[str, Any]:
+    """Return what all trials have beside the preset: the environment, and their end."""
+    never: dict[str, Any] = {name: [] if name == "stop" else None for name in ends_of_preset(asked)}
+    return {"env": asked.env, **never, "train_for_seconds": seconds}
+
+
+def ends_of_preset(asked: TuneConfig) -> dict[str, Any]:
+    """Return the conditions of the preset by which a trial could end before its seconds."""
+    preset = asked.preset_values()
+    return {name: preset[name] for name in ("train_for_env_steps", "stop") if preset.get(name)}
+
+
+def _space(asked: TuneConfig, shared: Mapping[str, Any]) -> tuple[dict[str, Range], dict[str, Any]]:
     """Return the settings to search, as `search_space` does. Raises ConfigError if the environment
     cannot be made."""
-    values = preset_values(asked.algo, asked.preset) if asked.preset else {}
-    config = from_plain(config_class(asked.algo), {**values, "env": asked.env})
+    config = from_plain(config_class(asked.algo), {**asked.preset_values(), **shared})
     make_cwd_importable()
     try:
         spec = probe(config)
@@ -214,17 +228,19 @@ def _space(asked: TuneConfig) -> tuple[dict[str, Range], dict[str, Any]]:
     return search_space(config, spec)
 
 
-def _spec(asked: TuneConfig, ranges: Mapping[str, Range], seconds: float, path: Path) -> SweepSpec:
+def _spec(
+    asked: TuneConfig, ranges: Mapping[str, Range], shared: Mapping[str, Any], path: Path
+) -> SweepSpec:
     """Return the sweep, after writing it to ``path`` as a file for `sampleforge sweep`."""
     content: dict[str, Any] = {"algo": asked.algo}
     content |= {"preset": asked.preset} if asked.preset else {}
     content |= {
         "trials": MOST_TRIALS,
         "pruner": "median",
-        "config": {"env": asked.env, "train_for_seconds": seconds},
+        "config": dict(shared),
         "search": dict(ranges),
     }
-    head = f"# Written by `sampleforge tune {asked.env} {asked.algo} --for return`.\n"
+    head = f"# Written by `{asked.for_return}`.\n"
     path.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return read_spec(path)
 
@@ -301,7 +317,7 @@ def _report(
     head = (
         f"# Best mean return of the last episodes, {best['value']:,.5g}, after {seconds:g} s of "
         f"training, of {summary['complete']} complete trials by\n"
-        f"# `sampleforge tune {asked.env} {asked.algo} --for return`{beside}.\n"
+        f"# `{asked.for_return}`{beside}.\n"
     )
     write_tuned(screen.console, asked, out, head, best["params"])
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sampleforge import presets
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.tools.tune import returns
@@ -66,11 +67,67 @@ def test_the_best_settings_are_written_beside_the_result_of_the_defaults(
     assert results["best"]["params"]["learning_rate"] == config.learning_rate
     assert 3 < results["complete"] < 14, "the budget ends the search"
     assert (tmp_path / "found" / "sweep.yaml").is_file(), "a sweep like any other"
-    (tmp_path / "tuned.yaml").unlink()
-    assert main(command) == 0, "the same command goes on with the search"
+    assert main(command) == 0, "the same command goes on with the search, and replaces its file"
     again = json.loads((tmp_path / "found" / "results.json").read_text())
     assert again["complete"] > results["complete"]
     assert "the defaults (trial 0000): 100" in capsys.readouterr().out
+
+
+def test_a_file_that_the_search_has_not_written_is_not_replaced(
+    at_once: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, out = [*COMMAND, "--minutes", "5", "--folder", "found"], tmp_path / "tuned.yaml"
+    by_search = "# by\n# `sampleforge tune CartPole-v1 appo --for return`.\nalgo: appo\n"
+    out.write_text(by_search)
+    assert main(command) == 2, "there is no search yet that could go on"
+    assert main(COMMAND) == 2
+    assert "or the --folder of the search that has written it" in capsys.readouterr().err
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "study.db").touch()
+    (tmp_path / "found" / "sweep.yaml").touch()
+    others = ("algo: appo\n", by_search.replace("appo --", "ddppo --"), f"algo: appo\n{by_search}")
+    for text in others:
+        out.write_text(text)
+        assert main(command) == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert "was not written by `sampleforge tune CartPole-v1 appo --for return`" in error
+        assert out.read_text() == text
+    assert main([*COMMAND[:-1], "nowhere/tuned.yaml"]) == 2
+    assert "is in no folder that exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stop", ["", "stop: [return_mean>=100]\n"])
+def test_trials_of_a_preset_have_the_stated_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: str
+) -> None:
+    """The conditions by which the preset ends a run are left out, which is said."""
+    pytest.importorskip("optuna")
+    own = tmp_path / "presets"
+    (own / "appo").mkdir(parents=True)
+    text = f"# A short run\ntrain_for_env_steps: 1000\nlearning_rate: 0.002\n{stop}"
+    (own / "appo" / "short.yaml").write_text(text)
+    monkeypatch.setattr(presets, "FOLDER", own)
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.POLL_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    trained: list[Any] = []
+
+    def reports(config: Any) -> list[dict[str, Any]]:
+        trained.append(config)
+        return as_the_rate(config)
+
+    class TwoSteps(Budget):
+        @property
+        def done(self) -> bool:
+            return len(trained) == 2
+
+    monkeypatch.setattr(returns, "Budget", TwoSteps)
+    jobs = TrainingsAtOnce(reports)
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.open_jobs", lambda *_: jobs)
+    assert main([*COMMAND, "--preset", "short", "--minutes", "2", "--folder", "found"]) == 0
+    for config in trained:
+        assert (config.train_for_env_steps, config.train_for_seconds, config.stop) == (None, 15, ())
+    assert trained[0].learning_rate == 0.002, "the preset's"
+    assert "--train-for-env-steps 1000" in capsys.readouterr().out
 
 
 def test_mistakes_are_refused_before_anything_starts(
