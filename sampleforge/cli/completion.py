@@ -12,13 +12,14 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sampleforge.cli.flags import parse
 from sampleforge.presets import preset_names
 from sampleforge.topologies.config_classes import algorithm_names
 
 SCRIPT = """\
-[ -n "$ZSH_VERSION" ] && autoload -Uz compinit bashcompinit && compinit && bashcompinit
+[ -n "${ZSH_VERSION-}" ] && autoload -Uz compinit bashcompinit && compinit && bashcompinit
 _sampleforge() {
     local IFS=$'\\n'
     COMPREPLY=($(sampleforge completion --words "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
@@ -60,29 +61,44 @@ def _offered(typed: Sequence[str]) -> list[str]:
     elif before in (["train"], ["describe"]):
         words = algorithm_names()
     elif before[-1] == "--preset":
-        words = preset_names(before[1])
+        algo = _algorithm(before)
+        words = preset_names(algo) if algo else []
     else:
         words = _from_help(before, last.startswith("-"))
     return [word for word in words if word.startswith(last)]
 
 
+def _algorithm(before: Sequence[str]) -> str | None:
+    """Return the algorithm that the words of a command name, None if there is none yet."""
+    names = algorithm_names()
+    pairs = pairwise(before)
+    return next((word for flag, word in pairs if word in names and flag != "--folder"), None)
+
+
 def _from_help(before: Sequence[str], flag: bool) -> list[str]:
     """Return the flags of the command that ``before`` begins with, or the values of its last word
     where the help names them."""
-    is_training = before[0] in ("train", "describe")
-    command = [*before[:2], "--help-all"] if is_training else [before[0], "--help"]
-    text = _help(command)
+    command, algo = before[0], _algorithm(before)
+    if command in ("train", "describe", "pbt") and algo:  # the flags of pbt come before it
+        flags = _flags(["train", algo, "--help-all"])
+    elif command in ("train", "describe"):
+        return []
+    else:
+        flags = _flags([command, "--help"])
     if flag:
-        return re.findall(r"(?<=[ ,])--[a-z][\w.-]*(?=[ ,])", text)
-    choices = re.search(rf" {re.escape(before[-1])} \[?\{{([^}}]*)\}}", text)
+        return re.findall(r"(?<!\S)--[a-z][\w.-]*", flags)
+    choices = re.search(rf"(?<!\S){re.escape(before[-1])} \[?\{{([^}}]*)\}}", flags)
     return choices[1].split(",") if choices else []
 
 
-def _help(command: list[str]) -> str:
+def _flags(command: list[str]) -> str:
+    """Return the flags in the help that a command prints, with the names of their values: the left
+    column, one line for each flag."""
     from sampleforge.cli import main
 
     os.environ["COLUMNS"] = "120"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main(command)
     lines = printed.getvalue().splitlines()
-    return "\n".join(line for line in lines if re.match("[│ ] --", line))
+    found = [re.match(r"[│ ] (--.*?)(?=  | ?│|$)", line) for line in lines]
+    return "\n".join(each[1] for each in found if each)

@@ -296,6 +296,16 @@ def test_packaged_presets_are_whole(algo, name):
         (["train", "appo", "--track", ""], ["csv", "wandb", "trackio"]),
         (["eval", "run", "--no-s"], ["--no-stochastic"]),
         (["eval", "ru"], []),  # files, by the shell
+        (["eval", "run", "--tr"], ["--trust"]),
+        (["tune", "CartPole-v1", "appo", "--con"], []),
+        (["tune", "CartPole-v1", "appo", "--preset", "minig"], ["minigrid-memory"]),
+        (["tune", "CartPole-v1", "appo", "--for", ""], ["speed", "return"]),
+        (["pbt", "--population", "2", "--folder", "apex", "--pbt-fa"], ["--pbt-factors"]),
+        (["pbt", "--folder", "apex", "appo", "--preset", "minig"], ["minigrid-memory"]),
+        (["pbt", "--folder", "apex", "appo", "--minib"], ["--minibatch-size"]),
+        (["train", "--preset", ""], []),
+        (["train", "--seed", "--"], []),
+        (["--preset", ""], []),
     ],
 )
 def test_the_shell_is_offered_what_can_follow(typed, offered, capsys):
@@ -307,6 +317,7 @@ def test_the_shell_is_offered_what_can_follow(typed, offered, capsys):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes():
     script = """\
+set -u
 PATH=$1:$PATH; eval "$(sampleforge completion)"
 COMP_WORDS=(sampleforge train appo --min) COMP_CWORD=3
 _sampleforge; echo "${COMPREPLY[@]}"; complete -p sampleforge"""
