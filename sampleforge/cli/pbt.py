@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +71,7 @@ def run(args: Sequence[str]) -> int:
         )
     config = parse_config(algo, rest, "pbt ...")
     from sampleforge.env.user_code import make_cwd_importable
-    from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
+    from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
     from sampleforge.tools.pbt.across_runs import Population
     from sampleforge.tools.pbt.table import news, table
@@ -90,11 +89,7 @@ def run(args: Sequence[str]) -> int:
         screen.say(f"Population of {flags.population} members, {at_a_time} at a time, in {folder}")
         if settings.warning is not None:
             screen.say(settings.warning)
-        try:
-            code = run_jobs(population, jobs, screen, leave=flags.leave_jobs)
-        except LaunchFailed as error:
-            print(f"sampleforge: error: {error}", file=sys.stderr)
-            return 1
+        code = run_jobs(population, jobs, screen, leave=flags.leave_jobs)
         return report(population, folder, screen, code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +50,7 @@ def run(args: Sequence[str]) -> int:
 
     spec, folder = read_spec(Path(flags.spec)), Path(flags.folder)
     from sampleforge.env.user_code import make_cwd_importable
-    from sampleforge.tools.jobs.jobs import JobsScreen, LaunchFailed
+    from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.jobs.loop import launched_in, run_jobs
     from sampleforge.tools.sweep.study import SHOWN, news, table
     from sampleforge.tools.sweep.sweep import TRIALS_ON_SLURM, Sweep
@@ -64,11 +63,7 @@ def run(args: Sequence[str]) -> int:
             lambda: table(sweep.trials(), spec, SHOWN), lambda: news(sweep.trials(), spec, told)
         )
         screen.say(f"Sweep of {spec.num_trials} trials, {jobs.limit} at a time, in {folder}")
-        try:
-            code = run_jobs(sweep, jobs, screen, leave=flags.leave_jobs)
-        except LaunchFailed as error:
-            print(f"sampleforge: error: {error}", file=sys.stderr)
-            return 1
+        code = run_jobs(sweep, jobs, screen, leave=flags.leave_jobs)
         return report(sweep, spec, screen, code)
 
 

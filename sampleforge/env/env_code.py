@@ -26,8 +26,8 @@ import numpy as np
 
 from sampleforge.runtime.processes import MissingMainGuard
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals by which a run is ended with a checkpoint, a worker outlives the end of its terminal, and
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which a run is ended with a checkpoint, a worker outlives the end of its terminal, or
 the stacks are dumped."""
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, UserError, check_range
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -62,7 +62,7 @@ STOP_S = 45.0
 """Seconds that jobs have to end in order: a run writes its last checkpoint within 30 s."""
 
 
-class LaunchFailed(RuntimeError):
+class LaunchFailed(UserError, RuntimeError):
     """No job of a sweep or population succeeds, or none can be started; the message has the error
     of the last."""
 
