@@ -14,7 +14,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import WatchedFlags
 from sampleforge.config import ConfigError, check_range
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ def run(args: Sequence[str]) -> int:
     config = parse_config(args)
     from rich.console import Console
 
-    from sampleforge.run.folder.files import to_json
     from sampleforge.run.screen.evaluating import progress_bar
+    from sampleforge.runtime.files import to_json
     from sampleforge.tools.check_env.advice import Advice
     from sampleforge.tools.check_env.check import CheckProgress, check_env
 

@@ -12,7 +12,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import TrustFlags
 from sampleforge.config import check_range
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
         "and the doubly robust estimate, with bootstrap intervals."
     )
     flags = parse(EstimateFlags, args, "sampleforge estimate", text)
-    from sampleforge.cli.plot import check_out
+    from sampleforge.cli.outputs import check_out
     from sampleforge.tools.estimate.estimation import NAMES, EstimationRule, estimate
 
     out = None if flags.out is None else check_out(flags.out)

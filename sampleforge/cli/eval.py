@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
 from sampleforge.config import ConfigError, typed
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 
 if TYPE_CHECKING:
     from sampleforge.run.camera import Camera

@@ -13,8 +13,8 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.files import to_json
 from sampleforge.run.folder.trust import Trust
+from sampleforge.runtime.files import to_json
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 

@@ -14,7 +14,7 @@ from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
 from sampleforge.cli.sweep import JobsFlags
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtRulesConfig, ranges

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
+from sampleforge.cli.outputs import check_given_once, check_out, warn
 from sampleforge.config import ConfigError, check_range, typed
-from sampleforge.tools.plots.figures import MISSING
 
-FORMATS = (".png", ".pdf", ".svg")
 CURVES_ONLY = ("group", "smooth", "log_x", "log_y")
 """Flags of the learning curves."""
 
@@ -124,40 +120,3 @@ def _check(folders: Sequence[Path], name: str, flags: PlotFlags) -> None:
                 f"{typed(flag, value)} is for learning curves, not for --figure {name}; leave it "
                 "out, or add --figure curves"
             )
-
-
-def warn(text: str) -> None:
-    """Print a warning to stderr."""
-    print(f"Warning: {text}", file=sys.stderr)
-
-
-def check_out(name: str) -> Path:
-    """Return the file that --out names. Raises ConfigError if no figure can be written there, or
-    matplotlib is missing."""
-    out = check_file("--out", name)
-    if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {name}: must end in one of {', '.join(FORMATS)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(MISSING)
-    return out
-
-
-def check_file(flag: str, name: str) -> Path:
-    """Return the file that a flag names. Raises ConfigError if none can be written there."""
-    file = Path(name)
-    if not file.parent.is_dir():
-        raise ConfigError(f"{flag} {name}: there is no folder {file.parent}")
-    if file.is_dir():
-        raise ConfigError(f"{flag} {name}: this is a folder; give the name of a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"{flag} {name}: you may not write there; give another file")
-    return file
-
-
-def check_given_once(folders: Sequence[Path], why: str) -> None:
-    """Raise ConfigError, which says ``why`` not, for a folder that is given twice."""
-    seen: set[Path] = set()
-    for folder in folders:
-        if folder.resolve() in seen:
-            raise ConfigError(f"{folder} is given twice, and would {why}; leave out one")
-        seen.add(folder.resolve())

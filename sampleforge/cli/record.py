@@ -10,7 +10,7 @@ from pathlib import Path
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 
 
 @dataclass(frozen=True)

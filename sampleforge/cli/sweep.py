@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 from sampleforge.tools.jobs.jobs import JobsConfig
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
+from sampleforge.cli.outputs import check_given_once, check_out
 from sampleforge.cli.play_flags import WatchedFlags
-from sampleforge.cli.plot import check_given_once, check_out
 from sampleforge.config import ConfigError, check_range
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from sampleforge.data.episode_files import Hdf5Files
 from sampleforge.env.adapter import ActionAdapter, offset
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.ops.distributions import ActionDistribution
+from sampleforge.runtime.files import fsync
 from sampleforge.runtime.folder_lock import lock_when_free
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, leaves
 
@@ -486,14 +487,6 @@ def dataset_id(folder: Path) -> str:
 
 def _sync_and_rename(temporary: Path, path: Path) -> None:
     """Give a complete file its name, so that this survives a power cut."""
-    _sync(temporary)
+    fsync(temporary)
     os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync(path.parent)

@@ -32,9 +32,9 @@ from sampleforge.populations.rules import (
 )
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.files import write_json
 from sampleforge.run.reports.policy_statistics import PolicyStatistics
 from sampleforge.run.session import Session
+from sampleforge.runtime.files import write_json
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig

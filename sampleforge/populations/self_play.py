@@ -22,7 +22,8 @@ from sampleforge.run.folder.checkpoint import (
     load_weights,
     model_tensors,
 )
-from sampleforge.run.folder.files import write_atomically, write_json, writing
+from sampleforge.run.folder.files import writing
+from sampleforge.runtime.files import write_atomically, write_json
 from sampleforge.topologies.policy_roles import OPPONENT
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sampleforge import presets
 from sampleforge.config import ConfigError, from_plain, to_plain
-from sampleforge.run.folder.files import to_json, write_atomically
+from sampleforge.runtime.files import to_json, write_atomically
 
 NAME = "scores.jsonl"
 Key = tuple[str, str, str]

@@ -18,13 +18,13 @@ from sampleforge.config import ConfigError, from_plain
 from sampleforge.evaluation import NO_TRUST, Observers, evaluate
 from sampleforge.run.camera import FILMED, Camera, check_video
 from sampleforge.run.folder.checkpoint import CheckpointStore
-from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import flat_fields, nested, read_config, read_yaml
 from sampleforge.run.folder.trust import CODE_OF_MODEL, Trust, imports_code, naming_code
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.messages import train_command
 from sampleforge.run.screen.progress import duration
+from sampleforge.runtime.files import write_atomically
 from sampleforge.tools.plots.curves import draw, mean_and_interval
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.files import LineFile, write_atomically
+from sampleforge.run.folder.files import LineFile
 from sampleforge.run.reports.metrics import evaluations, tag
+from sampleforge.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session

@@ -7,11 +7,11 @@ import struct
 
 from rich.console import Console
 
-from sampleforge.run.folder.files import to_json
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.reporter import Reporter
 from sampleforge.run.screen.progress import Goal
 from sampleforge.run.screen.screen import open_display
+from sampleforge.runtime.files import to_json
 from sampleforge.topologies.config import AppoConfig
 
 SCALARS = {

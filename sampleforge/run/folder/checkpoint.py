@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 
 from sampleforge.config import ConfigError, UserError, from_plain
-from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically
 from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.runtime.files import TEMPORARY_SUFFIX, to_json, write_atomically
 
 if TYPE_CHECKING:
     import torch

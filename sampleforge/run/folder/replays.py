@@ -26,7 +26,7 @@ from sampleforge.replay.snapshot import (
     SavedShard,
     shard_from_plain,
 )
-from sampleforge.run.folder.files import fsync_folder, write_atomically
+from sampleforge.runtime.files import fsync, write_atomically
 from sampleforge.runtime.machine import human_bytes
 
 Log = Callable[[str], None]
@@ -170,7 +170,7 @@ class Replays:
         if final.exists():
             shutil.rmtree(final)
         os.rename(folder, final)
-        fsync_folder(self._folder)
+        fsync(self._folder)
         return reference
 
     def _is_whole(self, reference: Reference) -> bool:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.run.folder import stored_config
-from sampleforge.run.folder.files import TEMPORARY_SUFFIX, to_json, write_atomically, writing
+from sampleforge.run.folder.files import writing
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, trusted
+from sampleforge.runtime.files import TEMPORARY_SUFFIX, to_json, write_atomically
 from sampleforge.runtime.folder_lock import lock_folder
 
 if TYPE_CHECKING:

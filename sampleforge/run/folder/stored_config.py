@@ -20,7 +20,6 @@ import yaml
 from sampleforge.algorithms.annealing import Annealing
 from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.env.given import PREFIX
-from sampleforge.run.folder.files import write_atomically
 from sampleforge.run.folder.trust import IMPORTABLE
 from sampleforge.run.folder.versions import (
     FORMAT,
@@ -30,6 +29,7 @@ from sampleforge.run.folder.versions import (
     versions,
     with_whole_batches,
 )
+from sampleforge.runtime.files import write_atomically
 
 C = TypeVar("C")
 

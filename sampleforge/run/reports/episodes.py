@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.run.folder.files import LineFile, write_atomically, writing
+from sampleforge.run.folder.files import LineFile, writing
 from sampleforge.run.reports.policy_statistics import mean_return
+from sampleforge.runtime.files import write_atomically
 from sampleforge.shared.records import EpisodeRecord, games
 
 if TYPE_CHECKING:

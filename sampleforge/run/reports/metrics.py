@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sampleforge.run.folder.files import write_atomically, writing
+from sampleforge.run.folder.files import writing
+from sampleforge.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     pass

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sampleforge.run.callback import Callback, Level, Message
-from sampleforge.run.folder.files import LineFile, to_json, writing
+from sampleforge.run.folder.files import LineFile, writing
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.metrics import drop_reports_after, evaluations, tag
+from sampleforge.runtime.files import to_json
 
 if TYPE_CHECKING:
     from sampleforge.replay.histograms import Histogram

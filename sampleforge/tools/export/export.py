@@ -24,9 +24,9 @@ from sampleforge.config import ConfigError, UserError
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state
 from sampleforge.models.trunk import Trunk
-from sampleforge.run.folder.files import to_json, write_atomically
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.onnx_policy import INSTALL, METADATA_KEY, OnnxSession
+from sampleforge.runtime.files import to_json, write_atomically
 from sampleforge.runtime.torch_settings import tame_tqdm
 from sampleforge.tools.export.program import OBSERVATIONS, Columns, PolicyProgram, max_error
 from sampleforge.version import __version__

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.run.folder.files import write_atomically
+from sampleforge.runtime.files import write_atomically
 from sampleforge.tools.jobs.jobs import (
     ENDS,
     Jobs,

@@ -14,8 +14,8 @@ from sampleforge.env.probe import EnvProbeError
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.run.callback import Callback
 from sampleforge.run.ending import describe
-from sampleforge.run.folder.files import write_json
 from sampleforge.run.session import Session
+from sampleforge.runtime.files import write_json
 from sampleforge.tools.jobs.jobs import EndingInOrder
 from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
-from sampleforge.run.folder.files import write_json
 from sampleforge.runtime.causes import causes
+from sampleforge.runtime.files import write_json
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, newest_env_steps, read_outcome
 from sampleforge.tools.pbt.member import MemberJob, is_finished

@@ -31,7 +31,7 @@ from sampleforge.config import from_plain
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import Member
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, decode
-from sampleforge.run.folder.files import TEMPORARY_SUFFIX, write_json
+from sampleforge.runtime.files import TEMPORARY_SUFFIX, write_json
 
 RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
 """Folders of a population: the run folders of its members, what they publish, their lineages."""

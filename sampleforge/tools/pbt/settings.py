@@ -14,10 +14,10 @@ import numpy as np
 from sampleforge.config import ConfigError, difference, typed
 from sampleforge.populations.rounds import Bounds, first_values
 from sampleforge.populations.rules import warning_of_start
-from sampleforge.run.folder.files import to_json, write_json
 from sampleforge.run.folder.kinds import POPULATION
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
 from sampleforge.run.folder.versions import left_open, translated
+from sampleforge.runtime.files import to_json, write_json
 from sampleforge.tools.pbt.member_change import MemberRules
 from sampleforge.topologies.config import AnyConfig
 

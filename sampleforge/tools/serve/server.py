@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from sampleforge.run.folder.files import to_json
+from sampleforge.runtime.files import to_json
 from sampleforge.tools.serve.metrics import SECONDS, STEPS
 from sampleforge.tools.serve.runs import Runs
 from sampleforge.tools.serve.tree import Refused, read_at

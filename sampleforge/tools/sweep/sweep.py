@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, nearest, to_plain
-from sampleforge.run.folder.files import write_atomically, write_json
 from sampleforge.run.folder.kinds import STUDY
 from sampleforge.run.reports.metrics import parse_report
+from sampleforge.runtime.files import write_atomically, write_json
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import (
     TrainingJob,

@@ -16,7 +16,7 @@ import yaml
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
 from sampleforge.presets import preset_values
-from sampleforge.run.folder.files import write_atomically
+from sampleforge.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
