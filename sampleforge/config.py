@@ -299,8 +299,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return os.fspath(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    named = ""
-    if callable(value):
+    named, options = "", {hint, *typing.get_args(hint)}
+    if callable(value) and str in options:
         named = "; give its name, package.module:name (of the script itself __main__:name)"
     raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}{named}")
 

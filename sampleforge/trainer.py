@@ -34,7 +34,7 @@ from sampleforge.topologies.config import AnyConfig
 if TYPE_CHECKING:
     import pandas
 
-    from sampleforge.tools.export.export import Format
+    from sampleforge.tools.export.write import Format
 
 Report = dict[str, float]
 """The scalars of a report, by name; docs/metrics.md explains them."""
@@ -325,8 +325,8 @@ class Trainer:
     ) -> dict[str, Any]:
         """Write a policy, with its newest weights, to a file that runs without SampleForge; return
         the file's metadata. ``format``, the metadata and the errors are those of
-        `sampleforge.tools.export.export.export_policy`."""
-        from sampleforge.tools.export.export import export_policy
+        `sampleforge.tools.export.write.export_policy`."""
+        from sampleforge.tools.export.write import export_policy
 
         acting, ids = self._acting(policy), self.policies
         details: dict[str, Any] = {"env_steps": self.session.graph.progress.env_steps}

@@ -164,3 +164,11 @@ def test_only_near_names_are_suggested() -> None:
     assert nearest("dm_control/cheetah-run-v0", ["popgym-RepeatFirst-v0", "HalfCheetah-v5"]) == []
     assert nearest("retrun_mean", ["return_mean", "return_std"]) == ["return_mean"]
     assert nearest("breakout", ["ALE/Breakout-v5", "ALE/Pong-v5"]) == ["ALE/Breakout-v5"], "a part"
+
+
+def test_a_function_in_the_place_of_its_name_is_told_where_a_name_may_stand() -> None:
+    function: Any = len
+    with pytest.raises(ConfigError, match=r"must be a text or empty; give its name, .*__main__:n"):
+        AppoConfig(evaluate_function=function)
+    with pytest.raises(ConfigError, match=r"must be a number or empty$"):
+        AppoConfig(learning_rate=function)

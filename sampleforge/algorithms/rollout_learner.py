@@ -1,4 +1,4 @@
-"""The learner of an actor-critic policy, as an object without a process."""
+"""The learner of batches of rollouts, as an object without a process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from sampleforge.algorithms.learning import (
     to_floats,
 )
 from sampleforge.algorithms.losses import MAXIMA, Loss
-from sampleforge.algorithms.ppo.update_kl import kl_of_update
 from sampleforge.algorithms.return_scale import ReturnScale, common_error
 from sampleforge.algorithms.rnd import ADAM, MINIBATCH, NoveltyBonus, new_novelty
+from sampleforge.algorithms.update_kl import kl_of_update
 from sampleforge.models.forward import autocast
 from sampleforge.models.passes_by_hand import ActorCriticPasses, passes_of
 from sampleforge.ops.schedules import kl_adaptive

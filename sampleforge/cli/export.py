@@ -52,7 +52,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"--out {out}: a file of --format {flags.format} must end in {suffix}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
-    from sampleforge.tools.export.export import export_run
+    from sampleforge.tools.export.write import export_run
 
     given = {"model.encoder": flags.encoder, "model.head": flags.head}
     repeated = {name: value for name, value in given.items() if value is not None}

@@ -59,7 +59,7 @@ def _out(flags: TuneFlags) -> Path:
         return out
     by_whom = f" and was not written by `{flags.for_return}`" if goes_on else ""
     hint = ", or the --folder of the search that has written it, to go on with it"
-    with_folder = flags.folder is None and has_written(flags, out)
+    with_folder = flags.goal == "return" and flags.folder is None and has_written(flags, out)
     raise ConfigError(
         f"--out {out} exists already{by_whom}; give another --out{hint if with_folder else ''}"
     )

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
-PeerName = Literal["rank", "learner"]
+PeerKind = Literal["rank", "learner"]
 """What the ranks of a group are to the user; the flag --rank-timeout or --learner-timeout is the
 group's time-out."""
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import psutil
 import torch
 
-from sampleforge.peers.group import PeerName, RankLost
+from sampleforge.peers.group import PeerKind, RankLost
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.wakeup import wakeups
@@ -73,7 +73,7 @@ class RankMemory:
         return self.arrays.nbytes
 
     def rendezvous(
-        self, rank: int, timeout: float, device: str, member: PeerName = "rank"
+        self, rank: int, timeout: float, device: str, member: PeerKind = "rank"
     ) -> MemoryRendezvous:
         """Return the object with which one rank joins the others; ``timeout`` in seconds."""
         return MemoryRendezvous(self, rank, timeout, device, member)
@@ -107,7 +107,7 @@ class MemoryRendezvous:
     rank: int
     timeout: float
     device: str
-    member: PeerName = "rank"
+    member: PeerKind = "rank"
     silence: Silence = field(default_factory=Silence)
 
     @property
@@ -146,7 +146,7 @@ class MemoryGroup:
         generation: int,
         *,
         timeout: float,
-        member: PeerName = "rank",
+        member: PeerKind = "rank",
         silence: Silence | None = None,
     ) -> None:
         self.rank, self.size, self.timeout = rank, memory.ranks, timeout

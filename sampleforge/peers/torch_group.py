@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
-from sampleforge.peers.group import PeerName, RankLost
+from sampleforge.peers.group import PeerKind, RankLost
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -48,7 +48,7 @@ class RendezvousStore:
         backend: Backend,
         timeout: float,
         device: str,
-        member: PeerName = "rank",
+        member: PeerKind = "rank",
     ) -> StoreRendezvous:
         """Return the object with which one rank joins the others; it can be pickled to its process.
         ``timeout`` in seconds."""
@@ -67,7 +67,7 @@ class StoreRendezvous:
     backend: Backend
     timeout: float
     device: str
-    member: PeerName = "rank"
+    member: PeerKind = "rank"
     address: str = "127.0.0.1"
 
     def join(self, generation: int) -> ProcessGroup:
@@ -102,7 +102,7 @@ class ProcessGroup:
         timeout: float = 60.0,
         address: str = "127.0.0.1",
         device: torch.device | None = None,
-        member: PeerName = "rank",
+        member: PeerKind = "rank",
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._member = member

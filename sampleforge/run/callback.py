@@ -134,9 +134,14 @@ class Callbacks(list[Callback]):
 
     def tell(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that has it."""
-        for callback in self:
-            if getattr(type(callback), hook) is not getattr(Callback, hook):
-                self._call(callback, hook, *args)
+        for callback in self.having(hook):
+            self._call(callback, hook, *args)
+
+    def having(self, hook: str) -> list[Callback]:
+        """Return the callbacks that have a hook, of their class or set on the object."""
+        base = getattr(Callback, hook)
+        found = ((callback, getattr(callback, hook)) for callback in self)
+        return [c for c, own in found if getattr(own, "__func__", own) is not base]
 
     def report(self, report: dict[str, float]) -> None:
         """Have all callbacks extend a report, and then tell them of it and of the evaluations that
@@ -151,6 +156,7 @@ class Callbacks(list[Callback]):
                         raise TypeError(f"the report has no {name!r} any more, which must stay")
                 for name, value in report.items():
                     if name not in before or value is not before[name]:
+                        _check_name(name, "a report")
                         report[name] = _number(value, f"report[{name!r}]")
         finished = list(evaluations(report).values())
         for callback in self:
@@ -163,16 +169,17 @@ class Callbacks(list[Callback]):
         cannot hold."""
         state: dict[str, Any] = {}
         of_users = {}
-        for name, callback in self._by_name().items():
+        names = {id(callback): name for name, callback in self._saving().items()}
+        for callback in self:
             found = self._call(callback, "checkpoint_state")
-            if not _is_users(callback):
+            if id(callback) not in names:
                 state |= found
                 continue
             with _naming(callback, "checkpoint_state"):
                 if not isinstance(found, Mapping):
                     raise TypeError(f"it returned {found!r:.80}, but must return a dict")
                 if found:
-                    of_users[name] = _plain(found, "the returned dict")
+                    of_users[names[id(callback)]] = plain(found, "the returned dict")
         return {**state, SAVED: of_users}
 
     def state(self, callback: Callback, earlier: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +187,9 @@ class Callbacks(list[Callback]):
         ``earlier``. One of an earlier version has the values of all callbacks together."""
         if SAVED not in earlier:
             return dict(earlier)
-        name = next(name for name, each in self._by_name().items() if each is callback)
+        name = next((name for name, each in self._saving().items() if each is callback), None)
+        if name is None:
+            raise ValueError(f"saved_state({callback!r:.80}): it is no callback of this session")
         return dict(earlier[SAVED].get(name, {}))
 
     def extend_summary(self, summary: dict[str, Any]) -> None:
@@ -198,7 +207,8 @@ class Callbacks(list[Callback]):
                     continue
                 try:
                     with _naming(callback, "extend_summary"):
-                        summary[name] = _plain(value, f"summary[{name!r}]")
+                        _check_name(name, "the summary")
+                        summary[name] = plain(value, f"summary[{name!r}]")
                 except TypeError as error:
                     problem = problem or error
                     del summary[name]
@@ -206,29 +216,31 @@ class Callbacks(list[Callback]):
             raise problem
 
     def unknown_hooks(self) -> list[str]:
-        """Return a sentence for each method that has the name of a hook, but of none that there is,
-        and so is never called."""
+        """Return a sentence for each method whose name is nearly that of a hook: SampleForge does
+        not call it."""
         hooks = [name for name in dir(Callback) if name.startswith(HOOKS)]
         told = []
         for cls in dict.fromkeys(map(type, self)):
             for name in dir(cls):
                 if name.startswith(HOOKS) and name not in hooks and callable(getattr(cls, name)):
-                    near = nearest(name, hooks, 1)
-                    meant = f" Did you mean {near[0]}?" if near else ""
-                    told.append(
-                        f"{cls.__name__}.{name} is never called: there is no such hook.{meant}"
-                    )
+                    for near in nearest(name, hooks, 1):
+                        told.append(
+                            f"{cls.__name__}.{name} is no hook, so that SampleForge never calls "
+                            f"it. Did you mean {near}?"
+                        )
         return told
 
     def _call(self, callback: Callback, hook: str, *args: Any) -> Any:
         with _naming(callback, hook):
             return getattr(callback, hook)(self._session, *args)
 
-    def _by_name(self) -> dict[str, Callback]:
-        """Return the callbacks by the names of their classes, further ones of a class with a
-        number."""
+    def _saving(self) -> dict[str, Callback]:
+        """Return the callbacks that may keep something of the user's in a checkpoint, by the names
+        of their classes, further ones of a class with a number."""
         found: dict[str, Callback] = {}
         for callback in self:
+            if not _is_users(callback, "checkpoint_state"):
+                continue
             name = type(callback).__qualname__
             same = sum(type(each).__qualname__ == name for each in found.values())
             found[f"{name} {same + 1}" if same else name] = callback
@@ -249,13 +261,20 @@ def _naming(callback: Callback, hook: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _is_users(callback):
+        if _is_users(callback, hook):
             name_cause(error, hook_name(callback, hook))
         raise
 
 
-def _is_users(callback: Callback) -> bool:
-    return type(callback).__module__.partition(".")[0] != "sampleforge"
+def _is_users(callback: Callback, hook: str) -> bool:
+    """Return whether a hook of a callback is the user's own code."""
+    owner = next((cls for cls in type(callback).__mro__ if hook in vars(cls)), Callback)
+    return hook in vars(callback) or owner.__module__.partition(".")[0] != "sampleforge"
+
+
+def _check_name(name: Any, where: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{where} has the name {name!r:.80}, which must be a text")
 
 
 def _number(value: Any, where: str) -> float:
@@ -270,7 +289,7 @@ def _number(value: Any, where: str) -> float:
     raise TypeError(f"{where} is {value!r:.80}, but must be a number")
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str) -> Any:
     """Return a value that JSON can hold: numpy's numbers as Python's, tuples as lists. Raises
     TypeError, which names ``where``, for any other one."""
     if isinstance(value, np.generic):
@@ -279,9 +298,9 @@ def _plain(value: Any, where: str) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{where} has the key {key!r}; keys must be texts")
-        return {key: _plain(each, f"{where}[{key!r}]") for key, each in value.items()}
+        return {key: plain(each, f"{where}[{key!r}]") for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+        return [plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
@@ -309,6 +328,7 @@ def checked(given: Sequence[Callback]) -> tuple[Callback, ...]:
     if isinstance(given, Callback):
         name = type(given).__name__
         raise ConfigError(f"callbacks={name}() must be a list of callbacks: give [{name}()]")
+    given = tuple(given)
     for callback in given:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type)
@@ -317,7 +337,7 @@ def checked(given: Sequence[Callback]) -> tuple[Callback, ...]:
                 f"callbacks=[...] has {name}, but must have objects of classes derived from "
                 f"sampleforge.Callback{f': give {name}()' if is_class else ''}"
             )
-    return tuple(given)
+    return given
 
 
 def _named(name: str) -> Callback:

@@ -247,8 +247,9 @@ class Session:
         episodes = self.graph.episodes.take()
         self._files.take_episodes(self, episodes)
         self.statistics.take_episodes(episodes)
-        for record in episodes:
-            self._callbacks.tell("on_episode_record", record)
+        if self._callbacks.having("on_episode_record"):
+            for record in episodes:
+                self._callbacks.tell("on_episode_record", record)
         if (first := self.statistics.first_nonfinite()) is not None:
             self.message(first, "warning")
         self.statistics.take_evaluations()

@@ -58,7 +58,8 @@ def keep_freed_memory() -> bool:
 PRELOAD = "sampleforge.runners.preload"
 """The module that the fork server imports; only its name, because lower layers do not import it."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-"""The signals that ask the driver to end: SIGUSR2 that of a job which Slurm is about to end."""
+"""The signals that ask a driver to end. SIGUSR2 asks the jobs of sweeps and populations alone:
+Slurm sends it before a job's time is over."""
 _OUTLIVED = tuple(number for number in ENDING if number != signal.SIGINT)
 """Those of them that workers handle and do nothing; SIGINT they ignore."""
 PRELOADED = "SAMPLEFORGE_FORK_SERVER_IMPORTS"

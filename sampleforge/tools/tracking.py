@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sampleforge.config import ConfigError, to_plain
-from sampleforge.run.callback import Callback
+from sampleforge.run.callback import Callback, plain
 from sampleforge.run.folder.files import LineFile
 from sampleforge.run.reports.metrics import evaluations, tag
 from sampleforge.runtime.files import write_atomically
@@ -96,7 +96,7 @@ class Tracking(Callback):
         self._works, self._state = True, run.earlier
         text = self._try(session, "start", lambda: self._sink.start(run))
         if text is not None:
-            self._state = self._sink.state()
+            self._take_state(session)
             session.message(text)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
@@ -111,13 +111,17 @@ class Tracking(Callback):
         )
 
     def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
-        if self._works:
-            self._state = self._sink.state()
+        self._take_state(session)
         return {f"tracking_{self._sink.name}": dict(self._state)}
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         self._try(session, "finish", lambda: self._sink.finish(summary))
         self._works = False
+
+    def _take_state(self, session: Session) -> None:
+        name = f"the state of {self._sink.name}"
+        state = self._try(session, "say its state", lambda: plain(self._sink.state(), name))
+        self._state = self._state if state is None else state
 
     def _try(self, session: Session, what: str, call: Callable[[], Any]) -> Any:
         """Return the result of ``call``. If it fails, warn, use the sink no more and return

@@ -15,9 +15,9 @@ from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.topologies.builders import NetworkMaker, env_makers, in_threads
 from sampleforge.topologies.config import ReplayRunConfig, SamplingConfig
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
+from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.members import member_env_makers
 from sampleforge.topologies.placement import actor_placement
-from sampleforge.topologies.policy_group import ActorChannels, GroupWiring
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.topologies.starts import FrozenStart, ResumePoint

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.peers.group import PeerName, Rendezvous
+from sampleforge.peers.group import PeerKind, Rendezvous
 from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.peers.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes, lacking, resolve_device, this_machine
@@ -30,7 +30,7 @@ def local_rendezvous(
     devices: Sequence[str],
     timeout: float,
     gradient_bytes: int,
-    member: PeerName = "rank",
+    member: PeerKind = "rank",
     extra_bytes: int = 0,
 ) -> GroupRendezvous:
     """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
@@ -51,7 +51,7 @@ def local_rendezvous(
     return GroupRendezvous(joins, note, (memory,))
 
 
-def choose_backend(devices: Sequence[str], member: PeerName = "rank") -> tuple[Backend, str]:
+def choose_backend(devices: Sequence[str], member: PeerKind = "rank") -> tuple[Backend, str]:
     """Return the backend of torch's process groups, and the reason as text: nccl if each member on
     this machine has a GPU of its own, else gloo."""
     if not all(device.startswith("cuda") for device in devices):

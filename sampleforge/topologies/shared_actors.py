@@ -20,10 +20,10 @@ from sampleforge.topologies.graph import (
     Recording,
     group_prefix,
 )
+from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
 from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan
 from sampleforge.topologies.placement import placement_beside
-from sampleforge.topologies.policy_group import ActorChannels, GroupWiring
 from sampleforge.topologies.recorder import add_recorder, rollout_queue
 from sampleforge.topologies.sampler_plan import check_memory_of_groups, describe_memory
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint

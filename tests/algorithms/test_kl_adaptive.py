@@ -11,8 +11,8 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 from sampleforge.algorithms import rollout_learner
 from sampleforge.algorithms.experience import experience_of
-from sampleforge.algorithms.ppo.update_kl import KL_STEPS, kl_of_update
 from sampleforge.algorithms.rollout_learner import RolloutLearner
+from sampleforge.algorithms.update_kl import KL_STEPS, kl_of_update
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.ops.schedules import MAX_LEARNING_RATE, MIN_LEARNING_RATE

@@ -9,7 +9,7 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.run.folder.trust import Trust
-from sampleforge.tools.export.export import export_run
+from sampleforge.tools.export.write import export_run
 from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
 from tests.support.processes import RunCli

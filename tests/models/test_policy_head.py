@@ -21,7 +21,7 @@ from sampleforge.models.policy_head import PolicyHead, make_head
 from sampleforge.ops.distributions import ActionDistribution, action_layout
 from sampleforge.run.onnx_policy import OnnxPolicy
 from sampleforge.spec import ActionSpec
-from sampleforge.tools.export.export import export_policy
+from sampleforge.tools.export.write import export_policy
 from sampleforge.topologies.config import ALGOS
 from tests.support import REPO
 from tests.support.runs import newest

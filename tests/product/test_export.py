@@ -11,8 +11,8 @@ import torch
 
 from sampleforge.api import load_policy
 from sampleforge.run.onnx_policy import OnnxPolicy
-from sampleforge.tools.export.export import export_policy
 from sampleforge.tools.export.program import PolicyProgram
+from sampleforge.tools.export.write import export_policy
 from tests.support.product import SMALL
 
 FILES = ("appo", "apex", "sac")

@@ -248,6 +248,16 @@ def test_numbers_of_numpy_that_callbacks_return_are_written_as_numbers(tmp_path:
         ),
         ({"report": {"x": "warm"}}, "extend_report", r"report\['x'\] is 'warm', but must be a num"),
         ({"removed": ["env_steps"]}, "extend_report", "has no 'env_steps' any more"),
+        (
+            {"report": {("x", 1): 2.0}},
+            "extend_report",
+            r"a report has the name \('x', 1\), which must",
+        ),
+        (
+            {"summary": {("x", 1): 2}},
+            "extend_summary",
+            r"the summary has the name \('x', 1\), which",
+        ),
         ({"summary": {"x": {1, 2}}}, "extend_summary", r"summary\['x'\] is of the type set, but"),
     ],
 )
@@ -274,9 +284,33 @@ def test_a_method_that_looks_like_a_hook_and_is_none_is_warned_of(tmp_path: Path
     lines = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "Mistyped" in line]
     assert len(lines) == 1
     assert (
-        "Mistyped.on_epsiode_end is never called: there is no such hook. Did you mean on_ep"
+        "Mistyped.on_epsiode_end is no hook, so that SampleForge never calls it. Did you mean on_ep"
         in (lines[0])
     )
+
+
+class Screen(Returning):
+    """Has the name of a callback of SampleForge's."""
+
+
+def test_what_a_callback_saved_is_found_beside_other_callbacks_of_sampleforge(
+    tmp_path: Path,
+) -> None:
+    train(replace(RUNS["appo"], run_dir=str(tmp_path)), [Screen(state={"mine": 7})], display=True)
+    again = Screen()
+    run("appo", tmp_path, again, train_for_env_steps=3000)
+    assert again.saved == {"mine": 7}
+
+
+def test_callbacks_may_be_given_by_an_iterator_and_hooks_be_set_on_the_object(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    callback = Callback()
+    callback.on_start = lambda session: told.append("start")  # type: ignore[method-assign]
+    given: Any = (each for each in [callback])
+    train(replace(RUNS["appo"], run_dir=str(tmp_path)), given)
+    assert told == ["start"]
 
 
 def test_a_callback_that_is_not_in_a_list_is_refused() -> None:

@@ -38,7 +38,7 @@ for index in range(int(array[1]) + 1) if array else [None]:
         stderr=subprocess.DEVNULL, start_new_session=True,
     )
     (cluster / f"job-{job}").write_text(f"{process.pid} {name}")
-print(f"Submitted batch job {first}")
+print("Granted" if (cluster / "garbled").exists() else f"Submitted batch job {first}")
 """
 SRUN = """
 words = sys.argv[1:]
@@ -89,6 +89,10 @@ class FakeSlurm:
 
     def accept(self) -> None:
         (self.folder / "refusal").unlink()
+
+    def garble(self) -> None:
+        """Have sbatch start jobs without saying their numbers, from now on."""
+        (self.folder / "garbled").touch()
 
     def processes(self) -> list[psutil.Process]:
         """The processes of all jobs, without the shell of each, which Slurm spares too."""

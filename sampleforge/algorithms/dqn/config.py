@@ -13,7 +13,7 @@ from sampleforge.replay.config import ReplayConfig
 @dataclass(frozen=True)
 class DqnConfig(QHeadsConfig, ReplayConfig):
     """Q-learning, with or without a recurrent core. The defaults of options that are None depend on
-    the observations; see `sampleforge.topologies.replay`."""
+    the observations (`sampleforge.topologies.pairings.dqn_defaults`)."""
 
     double: bool = True
     """Double Q-learning: the online network chooses the action that the target network values."""

@@ -22,7 +22,7 @@ from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.sampler_plan import Plan
 
-Side = Literal["actor", "policy", "learner", "replay"]
+StageRole = Literal["actor", "policy", "learner", "replay"]
 Floats = npt.NDArray[np.float64]
 
 
@@ -35,7 +35,7 @@ class StageTime:
     process was not on a core."""
 
     name: str
-    role: Side
+    role: StageRole
     us: float
     share: float
     means: str
@@ -104,19 +104,19 @@ def stages(counted: dict[str, Floats], rows: CounterRows, seconds: float) -> lis
     }
     remote = bool(rows.policies)
 
-    def spent(name: str, role: Side) -> float:
+    def spent(name: str, role: StageRole) -> float:
         return float(counted[name][list(by_side[role])].sum())
 
     def everywhere(name: str) -> float:
         return float(counted[name].sum())
 
-    learning: Side = "learner" if rows.learners else "actor"
-    inferring: Side = "policy" if remote else "actor"
+    learning: StageRole = "learner" if rows.learners else "actor"
+    inferring: StageRole = "policy" if remote else "actor"
     rest = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor")
     requests = spent("infer_s", "actor") if remote else 0.0
     waits_in_learning = spent("wait_s", "actor") if rows.ranks else 0.0
     meaning = MEANING | (RANK_MEANING if rows.ranks else {})
-    seconds_of: list[tuple[str, Side, float]] = [
+    seconds_of: list[tuple[str, StageRole, float]] = [
         ("env step", "actor", spent("env_s", "actor")),
         ("gather", inferring, everywhere("gather_s")),
         ("forward", inferring, spent("infer_s", inferring) - everywhere("gather_s")),

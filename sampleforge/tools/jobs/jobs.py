@@ -64,7 +64,7 @@ STOP_S = 45.0
 
 class LaunchFailed(UserError, RuntimeError):
     """No job of a sweep or population succeeds, or none can be started; the message has the error
-    of the last."""
+    of the last one, or the reason."""
 
 
 class Jobs:
@@ -95,7 +95,7 @@ class Jobs:
         """Start a job for each work, by its name; there may be no running job of that name.
         ``works`` has no more entries than there are `free` places. A work that a cluster refuses
         for the moment is not `running` afterwards, and to be started later. Raises LaunchFailed if
-        it is refused while no job runs."""
+        no job runs and nothing says that it will be taken."""
         raise NotImplementedError
 
     def take_messages(self) -> list[str]:

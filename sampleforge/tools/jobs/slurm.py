@@ -15,7 +15,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ _RESULT_S = 10.0
 file systems show files late."""
 _AGAIN_S = 30.0
 """Seconds after which jobs that Slurm has refused are submitted again."""
+_PATIENCE_S = 1800.0
+"""Seconds of refusals after which a command without a running job ends."""
 
 
 class SlurmJobs(Jobs):
@@ -70,8 +72,10 @@ class SlurmJobs(Jobs):
         self._queued: frozenset[str] | None = None
         self._looked_at = -_QUEUE_S
         self._again_at: float | None = None
+        self._refused_since: float | None = None
         self._jobs = dict(self._earlier(folder))
         self._logs = {name: Path(job.paths.stderr) for name, job in self._jobs.items()}
+        self._was_taken = bool(self._jobs)
 
     def _earlier(self, folder: Path) -> Iterator[tuple[str, Any]]:
         """Return the jobs of an earlier launcher that are still in the queue."""
@@ -84,8 +88,7 @@ class SlurmJobs(Jobs):
                 if job in queue and re.fullmatch(r"[\w-]+", launch):
                     known.add(job)
                     yield name, self._submitit.SlurmJob(folder / "jobs" / launch, job)
-        for job in queue - known:  # its launcher was killed before it wrote the id down
-            subprocess.run(["scancel", job], check=False)
+        _cancel(queue - known)  # their launcher was killed before it wrote the ids down
 
     @property
     def free(self) -> int:
@@ -104,9 +107,13 @@ class SlurmJobs(Jobs):
             remove_unsent(self._launch)
             lines = str(error).split("\n")  # what sbatch printed; or what it should have printed
             is_sbatch = isinstance(error, errors.FailedJobError)
+            self._queued = None
+            known = {job.job_id for job in self._jobs.values()}
+            _cancel((self._queue() or known) - known)  # Slurm may have taken some all the same
             self._refused(len(works), lines[-1 if is_sbatch else 0] or "it gave no reason")
             return
-        self._again_at = None
+        self._again_at = self._refused_since = None
+        self._was_taken = True
         for name, job in zip(works, jobs, strict=True):
             self._jobs[name], self._logs[name] = job, Path(job.paths.stderr)
         self._write_list()
@@ -114,8 +121,10 @@ class SlurmJobs(Jobs):
 
     def _refused(self, count: int, reason: str) -> None:
         """Wait before jobs are submitted again, and say so once. Raises LaunchFailed if no job runs
-        meanwhile: then nothing says that they will ever be taken."""
-        if not self._jobs:
+        meanwhile and none was ever taken, or too long ago: then nothing says that one will be."""
+        now = time.monotonic()
+        since = self._refused_since = self._refused_since or now
+        if not self._jobs and not (self._was_taken and now - since < _PATIENCE_S):
             given = " ".join(f"{name}={value}" for name, value in self._options.items())
             raise LaunchFailed(
                 f"--launcher slurm: sbatch has refused the jobs ({reason}); correct "
@@ -125,9 +134,9 @@ class SlurmJobs(Jobs):
             what = "a job, which waits" if count == 1 else f"{count} jobs, which wait"
             self._messages.append(
                 f"sbatch has refused {what}: {reason}. They are submitted again every "
-                f"{_AGAIN_S:.0f} s while other jobs run"
+                f"{_AGAIN_S:.0f} s"
             )
-        self._again_at = time.monotonic() + _AGAIN_S
+        self._again_at = now + _AGAIN_S
 
     def _write_list(self) -> None:
         listed = {name: (job.job_id, job.paths.folder.name) for name, job in self._jobs.items()}
@@ -181,6 +190,11 @@ class SlurmJobs(Jobs):
         for launch in self._launch.parent.iterdir():
             if launch.name not in needed and launch.is_dir() and not launch.is_symlink():
                 remove_pickles(launch)
+
+
+def _cancel(jobs: Iterable[str]) -> None:
+    for job in jobs:
+        subprocess.run(["scancel", job], check=False)
 
 
 def run_task(work: Work) -> None:

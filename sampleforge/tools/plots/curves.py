@@ -140,7 +140,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
 def _has_reported(path: Path) -> bool:
     """Return whether a run has written reports. Raises ConfigError if ``path`` is none."""
     file = RunFolder.existing(path).metrics_file
-    return file.is_file() and file.stat().st_size > 0
+    return file.is_file() and bool(read_metrics(file, lambda _: None))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

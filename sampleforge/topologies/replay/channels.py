@@ -24,8 +24,8 @@ from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.graph import GraphBuilder
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.placement import placement_beside
-from sampleforge.topologies.policy_group import GroupWiring
 from sampleforge.topologies.replay.datasets import shares_of
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone

@@ -18,8 +18,8 @@ from sampleforge.topologies.builders import ActingMaker, PolicySeeds
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import findable, open_datasets
 from sampleforge.topologies.graph import GraphBuilder
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.placement import placement_beside
-from sampleforge.topologies.policy_group import GroupWiring
 from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision

@@ -18,9 +18,9 @@ from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Results
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
-from sampleforge.topologies.policy_group import GroupWiring
 from sampleforge.topologies.replay.channels import add_shards, replay_channels, replay_notes, saves
 from sampleforge.topologies.replay.datasets import add_dataset_actors
 from sampleforge.topologies.replay.ladder import exploration, ladder_of, of_rows

@@ -16,9 +16,9 @@ from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import describe_learners, learner_devices
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder
+from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
-from sampleforge.topologies.policy_group import GroupWiring
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.shared_actors import wire_groups
 from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape

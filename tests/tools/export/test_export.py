@@ -18,8 +18,7 @@ from sampleforge.env.adapter import ActionAdapter, ObservationAdapter, env_spec
 from sampleforge.env.random_play import random_actions
 from sampleforge.models.encoders import MLP
 from sampleforge.spec import ACTION, EnvSpaces, action_specs, leaves, rescaled
-from sampleforge.tools.export import export
-from sampleforge.tools.export.export import EXTRA_FILE, ExportError, Format, export_policy
+from sampleforge.tools.export import write as export
 from sampleforge.tools.export.program import (
     PolicyProgram,
     max_error,
@@ -27,6 +26,7 @@ from sampleforge.tools.export.program import (
     to_env,
     to_slots,
 )
+from sampleforge.tools.export.write import EXTRA_FILE, ExportError, Format, export_policy
 from tests.support import exports
 from tests.support.exports import CASES, SLOW_CASES, policy_of
 

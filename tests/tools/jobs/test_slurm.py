@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.text import Text
 
@@ -123,6 +124,37 @@ def test_what_is_refused_while_others_run_is_started_later(
     assert (folder / "a").read_text() == (folder / "b").read_text() == "in order"
     jobs.close()
     assert not pickles(folder)
+
+
+def test_a_refusal_is_waited_out_once_a_job_was_taken_but_not_for_ever(
+    cluster: FakeSlurm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = slurm_jobs(folder)
+    jobs.start({"a": Write(folder / "a")})
+    until(jobs.take_ended)
+    cluster.refuse("sbatch: error: Unable to contact slurm controller")
+    jobs.start({"b": Write(folder / "b")})
+    assert not jobs.running and jobs.free == 0 and len(jobs.take_messages()) == 1
+    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+    with pytest.raises(LaunchFailed, match="Unable to contact slurm controller"):
+        jobs.start({"b": Write(folder / "b")})
+    jobs.close()
+
+
+def test_jobs_whose_numbers_sbatch_does_not_say_are_cancelled(
+    cluster: FakeSlurm, folder: Path
+) -> None:
+    jobs = slurm_jobs(folder)
+    jobs.start({"a": WaitForEnd(folder / "a")})
+    until((folder / "a.pid").exists)
+    cluster.garble()
+    jobs.start({"b": WaitForEnd(folder / "b")})
+    (started,) = cluster.folder.glob("job-2*")
+    shell = int(started.read_text().split()[0])
+    until(lambda: not psutil.pid_exists(shell) or psutil.Process(shell).status() == "zombie")
+    assert jobs.running == {"a"}
+    end_jobs(jobs)
+    jobs.close()
 
 
 def test_what_jobs_say_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,8 +204,11 @@ def test_a_run_without_reports_is_refused(tmp_path, capsys):
     assert "has not reported yet" in capsys.readouterr().err
 
 
-def test_a_run_without_reports_is_left_out_beside_others(tmp_path, capsys, drawn):
+@pytest.mark.parametrize("written", [None, '{"env_steps": 1'])
+def test_a_run_without_reports_is_left_out_beside_others(tmp_path, capsys, drawn, written):
     new, old = make_run(tmp_path / "a", []), make_run(tmp_path / "b", reports(3))
+    if written is not None:  # killed within its first report
+        (tmp_path / "a" / "metrics.jsonl").write_text(written)
     assert panels(drawn(new, old)).keys() == panels(drawn(old)).keys()
     assert f"Warning: {new}: the run has not reported yet; it is left out" in (
         capsys.readouterr().err
