@@ -102,8 +102,7 @@ def evaluate(
     return_max, episodes, length_mean, episodes_cut (by a limit that the environment itself does not
     have), stochastic, seed, env_steps (of the checkpoint). Numerical libraries have one thread
     meanwhile, because several are slower for a few rows. Raises ConfigError if the folder names
-    code that ``trust`` does not cover, or if the exported policy is for other spaces than the
-    environment's.
+    code that ``trust`` does not cover, or if the exported policy is for other spaces.
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)

@@ -189,12 +189,12 @@ class Callbacks(list[Callback]):
             return dict(earlier)
         name = next((name for name, each in self._saving().items() if each is callback), None)
         if name is None:
-            raise ValueError(f"saved_state({callback!r:.80}): it is no callback of this session")
+            raise ValueError(f"saved_state({callback!r:.80}): it is no callback of the run")
         return dict(earlier[SAVED].get(name, {}))
 
     def extend_summary(self, summary: dict[str, Any]) -> None:
-        """Have all callbacks extend a summary, and leave out of it what JSON cannot hold. Raises
-        the first error of a callback, or TypeError for such a value, afterwards."""
+        """Have all callbacks extend a summary, but for what JSON cannot hold. Raises the first
+        error of a callback, or TypeError for such a value, afterwards."""
         problem: Exception | None = None
         for callback in self:
             before = dict(summary)
@@ -211,7 +211,10 @@ class Callbacks(list[Callback]):
                         summary[name] = plain(value, f"summary[{name!r}]")
                 except TypeError as error:
                     problem = problem or error
-                    del summary[name]
+                    if name in before:
+                        summary[name] = before[name]
+                    else:
+                        del summary[name]
         if problem is not None:
             raise problem
 

@@ -297,8 +297,8 @@ class Session:
         return self._newest_request  # exact as a float64, in which learners compare it
 
     def saved_state(self, callback: Callback) -> dict[str, Any]:
-        """Return what `Callback.checkpoint_state` of ``callback``, one of this session's, returned
-        for the checkpoint that this run has resumed from; empty if there is none."""
+        """Return what `Callback.checkpoint_state` of ``callback``, one of the run's, returned for
+        the checkpoint that the run has resumed from; empty if there is none."""
         return self._callbacks.state(callback, self.opened.earlier)
 
     def save(self) -> None:

@@ -258,6 +258,7 @@ def test_numbers_of_numpy_that_callbacks_return_are_written_as_numbers(tmp_path:
             "extend_summary",
             r"the summary has the name \('x', 1\), which",
         ),
+        ({"summary": {"status": {1}}}, "extend_summary", r"summary\['status'\] is of the type set"),
         ({"summary": {"x": {1, 2}}}, "extend_summary", r"summary\['x'\] is of the type set, but"),
     ],
 )
