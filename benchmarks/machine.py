@@ -26,11 +26,17 @@ def describe(*packages: str) -> str:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with "-dirty" if it was changed since."""
-    said = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
-    )
-    return said.stdout.strip() or "unknown"
+    """Return the commit of this checkout, with "-dirty" if other files than those of results, which
+    a benchmark writes itself, were changed since."""
+    changes = "diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results"
+    named = git("rev-parse", "--short", "HEAD").stdout.strip()
+    if not named:
+        return "unknown"
+    return f"{named}-dirty" if git(*changes).returncode else named
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
 
 
 def pin(index: int) -> None:

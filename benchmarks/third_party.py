@@ -22,6 +22,8 @@ import venv
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import machine
+
 HERE = Path(__file__).resolve().parent
 LINES = HERE / "results" / "third_party.jsonl"
 TABLE = HERE / "results" / "third_party.md"
@@ -98,12 +100,6 @@ PACKAGES = {
 }
 
 
-def commit() -> str:
-    """Return the commit of the checkout."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
-
-
 def run(command: list[str], cwd: Path) -> tuple[int, str]:
     """Return the exit status of a command, -1 beyond the limit, and what it printed."""
     try:
@@ -148,7 +144,7 @@ def tried(name: str, work: Path) -> dict[str, Any]:
     with rates."""
     package, folder = PACKAGES[name], work / name
     python, error = installed(package, folder)
-    line: dict[str, Any] = {"name": name, "commit": commit(), "pip": error}
+    line: dict[str, Any] = {"name": name, "commit": machine.commit(), "pip": error}
     if error:
         return line
     forge = [str(python), "-m", "sampleforge"]

@@ -87,6 +87,7 @@ def scripts(repo: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     script.staleness = sys.modules["staleness"]
     assert repo == script.REPO
     script.first_weights = sys.modules["first_weights"]
+    script.machine = sys.modules["machine"]
     for name in SCRIPTS:
         monkeypatch.delitem(sys.modules, name)
     return script
@@ -171,6 +172,15 @@ def test_what_git_cannot_tell_is_said(
     monkeypatch.setenv("PATH", str(elsewhere))
     with pytest.raises(SystemExit, match=r"git is not installed.*install git"):
         staleness.code_commit(repo)
+
+
+def test_a_result_that_was_added_does_not_make_its_code_changed(repo: Path, scripts: Any) -> None:
+    (repo / "benchmarks" / "results" / "defaults.jsonl").write_text("")
+    first = commit(repo)
+    (repo / "benchmarks" / "results" / "defaults.jsonl").write_text("{}\n")
+    assert scripts.machine.commit() == first
+    (repo / "envs" / "classic.py").write_text("ROWS = 2\n")
+    assert scripts.machine.commit() == f"{first}-dirty"
 
 
 def test_the_list_and_the_table_say_which_scores_are_stale(
