@@ -3,6 +3,7 @@ that learn most."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from sampleforge.cli.flags import parse
 from sampleforge.cli.train import config_class
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.kinds import STUDY
-from sampleforge.tools.tune.config import TuneConfig, has_written
+from sampleforge.tools.tune.config import TuneConfig, folder_of_search
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ def _out(flags: TuneFlags) -> Path:
         raise ConfigError(f"--out {out} is in no folder that exists; give another --out")
     if not out.exists():
         return out
-    goes_on = flags.folder is not None and (Path(flags.folder) / STUDY).is_file()
-    if goes_on and has_written(flags, out):
+    by = folder_of_search(flags, out) if flags.goal == "return" else None
+    if flags.folder is None:
+        from sampleforge.run.screen.messages import shown
+
+        hint = f", or --folder {shlex.quote(shown(by))} to go on with its search" if by else ""
+        raise ConfigError(f"--out {out} exists already; give another --out{hint}")
+    if by == Path(flags.folder).resolve() and (by / STUDY).is_file():
         return out
-    by_whom = f" and was not written by `{flags.for_return}`" if goes_on else ""
-    hint = ", or the --folder of the search that has written it, to go on with it"
-    with_folder = flags.goal == "return" and flags.folder is None and has_written(flags, out)
     raise ConfigError(
-        f"--out {out} exists already{by_whom}; give another --out{hint if with_folder else ''}"
+        f"--out {out} exists already and was not written by `{flags.for_return}` in "
+        f"{flags.folder}; give another --out"
     )

@@ -68,7 +68,7 @@ class Sweep:
     Raises ConfigError if the folder has another sweep."""
 
     def __init__(self, spec: SweepSpec, folder: Path, jobs: Jobs) -> None:
-        self._spec, self._folder, self._jobs = spec, folder, jobs
+        self._spec, self.folder, self._jobs = spec, folder, jobs
         self._distributions = {name: distribution(spec, name) for name in spec.search}
         self._keep_spec()
         earlier = len(open_study(folder, direction=spec.method.direction).trials)
@@ -91,7 +91,7 @@ class Sweep:
 
     def _keep_spec(self) -> None:
         """Store the specification, or compare it with that of the sweep which is resumed."""
-        stored = self._folder / SPEC
+        stored = self.folder / SPEC
         if not stored.is_file():
             write_atomically(stored, Path(self._spec.source).read_bytes())
             return
@@ -99,7 +99,7 @@ class Sweep:
         if changes := difference(before, now):
             lines = "\n  ".join(changes)
             raise ConfigError(
-                f"the sweep in {self._folder} has another specification (old -> new):\n  {lines}\n"
+                f"the sweep in {self.folder} has another specification (old -> new):\n  {lines}\n"
                 "undo the changes to resume it (only the number of trials may change), or give "
                 "another --folder"
             )
@@ -165,7 +165,7 @@ class Sweep:
         try:
             return self.study.ask(self._distributions)
         except ValueError as error:
-            path = self._folder / STUDY
+            path = self.folder / STUDY
             raise ConfigError(
                 f"{path} is of another sweep: {error}; give another --folder"
             ) from error
@@ -179,7 +179,7 @@ class Sweep:
         return self._spec.config(params, **more)
 
     def _run_dir(self, number: int) -> Path:
-        return (self._folder / _TRIALS / f"{number:04d}").absolute()
+        return (self.folder / _TRIALS / f"{number:04d}").absolute()
 
     def _follow(self, trial: optuna.Trial) -> str:
         name = f"{trial.number:04d}"
@@ -326,7 +326,7 @@ class Sweep:
             "trials": len(every),
             **{state: states.count(state) for state in ("complete", "pruned", "failed")},
         }
-        write_json(self._folder / _RESULTS, summary)
+        write_json(self.folder / _RESULTS, summary)
         return summary
 
 

@@ -4,9 +4,12 @@ imports no torch.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -82,15 +85,31 @@ class TuneConfig(Checked):
         return f"sampleforge tune {self.env} {self.algo} --for return"
 
 
-def has_written(asked: TuneConfig, out: Path) -> bool:
-    """Return whether ``out`` is a file that a search for return has written, of the same
-    environment and algorithm."""
+FOLDER = "# The search is in "
+"""Begins the line with the folder of the search, as JSON, seen from that of the file."""
+
+
+def head_of_search(asked: TuneConfig, out: Path, folder: Path, result: str, rest: str) -> str:
+    """Return the comment at the head of a file that a search for return in ``folder`` writes:
+    ``result``, its command, ``rest``."""
+    seen = os.path.relpath(folder.resolve(), out.resolve().parent)
+    return f"# {result} by\n# `{asked.for_return}`{rest}.\n{FOLDER}{json.dumps(seen)}\n"
+
+
+def folder_of_search(asked: TuneConfig, out: Path) -> Path | None:
+    """Return the folder of the search for return, of the same environment and algorithm, that has
+    written ``out``; None if none has."""
     try:
         lines = out.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    head = takewhile(lambda line: line.startswith("#"), lines)
-    return any(f"`{asked.for_return}`" in line for line in head)
+        return None
+    head = list(takewhile(lambda line: line.startswith("#"), lines))
+    seen = [line.removeprefix(FOLDER) for line in head if line.startswith(FOLDER)]
+    if not seen or not any(f"`{asked.for_return}`" in line for line in head):
+        return None
+    with suppress(ValueError, TypeError):
+        return Path(os.path.normpath(out.resolve().parent / json.loads(seen[0])))
+    return None
 
 
 def write_tuned(

@@ -77,20 +77,30 @@ def test_a_file_that_the_search_has_not_written_is_not_replaced(
     at_once: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, out = [*COMMAND, "--minutes", "5", "--folder", "found"], tmp_path / "tuned.yaml"
-    by_search = "# by\n# `sampleforge tune CartPole-v1 appo --for return`.\nalgo: appo\n"
+    by_search = (
+        "# by\n# `sampleforge tune CartPole-v1 appo --for return`.\n"
+        '# The search is in "found"\nalgo: appo\n'
+    )
     out.write_text(by_search)
     assert main(command) == 2, "there is no search yet that could go on"
     assert main(COMMAND) == 2
-    assert "or the --folder of the search that has written it" in capsys.readouterr().err
+    assert "or --folder found to go on with its search" in capsys.readouterr().err
     (tmp_path / "found").mkdir()
     (tmp_path / "found" / "study.db").touch()
     (tmp_path / "found" / "sweep.yaml").touch()
-    others = ("algo: appo\n", by_search.replace("appo --", "ddppo --"), f"algo: appo\n{by_search}")
+    others = (
+        "algo: appo\n",
+        by_search.replace("appo --", "ddppo --"),
+        by_search.replace('"found"', '"another"'),
+        by_search.replace('"found"', "{"),
+        f"algo: appo\n{by_search}",
+    )
     for text in others:
         out.write_text(text)
         assert main(command) == 2
         error = " ".join(capsys.readouterr().err.split())
-        assert "was not written by `sampleforge tune CartPole-v1 appo --for return`" in error
+        expected = "was not written by `sampleforge tune CartPole-v1 appo --for return` in found"
+        assert expected in error
         assert out.read_text() == text
     assert main([*COMMAND[:-1], "nowhere/tuned.yaml"]) == 2
     assert "is in no folder that exists" in capsys.readouterr().err
