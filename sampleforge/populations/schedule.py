@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.populations.rules import check_unchanged
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
+from sampleforge.run.unused import Resolved, of_changing, stages, unread
 from sampleforge.shared.member_board import Segment
 from sampleforge.topologies.registry import pairing
 from sampleforge.workers.learner_change import LearnerChange
@@ -221,6 +222,8 @@ class FollowSchedule(Callback):
         check_unchanged(session.opened.changed, named, f"it follows {given}")
         session.hyperparameters = {policy.id: {**offered, **first.hyperparameters}}
         session.schedule = tuple(changes)
+        for text in _without_effect(session, schedule):
+            session.message(f"{given}: {text}", "warning")
         if schedule.seed is not None and schedule.seed != config.seed:
             session.message(
                 f"{given} was found with the seed {schedule.seed}; with --seed {config.seed} the "
@@ -232,3 +235,16 @@ class FollowSchedule(Callback):
         assert group.member is not None
         if self._end is not None and group.member.board.learned >= self._end:
             session.graph.progress.end()
+
+
+def _without_effect(session: Session, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each hyperparameter that a schedule changes and that nothing reads in
+    the session's run. That of a population names all, and only those that differ from the run's own
+    count."""
+    config, values = session.run_plan.config, [each.hyperparameters for each in schedule.changes]
+    in_turn = stages(Resolved(config, session.plan, session.spec), values)
+    for name in sorted({name for each in values for name in each}):
+        own = getattr(config, name, None)
+        reason = unread(name, in_turn)
+        if reason is not None and any(each.get(name, own) != own for each in values):
+            yield f"{name} {of_changing(name, reason)}"

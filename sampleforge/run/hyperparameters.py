@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.run.unused import ONLY_WHILE_IT_CHANGES, Resolved, stages, unread
 from sampleforge.topologies.graph import PolicyGroup
 from sampleforge.workers.learner_change import LOAD, ChangeRequest
 
@@ -21,6 +23,7 @@ class SetHyperparameters:
     def __init__(self, *, reaches_all: bool) -> None:
         self._reaches_all = reaches_all
         self._waiting: dict[str, list[ChangeRequest]] = {}
+        self._values: dict[str, dict[str, Any]] = {}
 
     def set(self, session: Session, name: str, value: Any, policy: str | None) -> None:
         """Have the learners of ``policy`` (None: of all policies) change; see
@@ -30,10 +33,13 @@ class SetHyperparameters:
         known = session.roles.trained
         if policy is not None and policy not in known:
             raise ConfigError(f"{given}: no policy {policy!r} is trained, but {', '.join(known)}")
+        policies = known if policy is None else (policy,)
+        self._check_effect(session, given, name, policies)
         number = session.next_request()
-        for each in known if policy is None else (policy,):
+        for each in policies:
             request = ChangeRequest(number, hyperparameters={name: value})
             self._waiting.setdefault(each, []).append(request)
+            self._values.setdefault(each, {})[name] = value
         of = "" if policy is None else f" of {policy}"
         session.note(f"{typed(name, value)}{of} from here on: a callback has set it")
         if session.has_workers:
@@ -76,6 +82,26 @@ class SetHyperparameters:
             if holds:
                 raise ConfigError(f"{given} has no effect: {reason}; leave out one of the two")
         return value
+
+    def _check_effect(
+        self, session: Session, given: str, name: str, policies: Sequence[str]
+    ) -> None:
+        """Raise ConfigError if nothing reads a hyperparameter, whether the others are those of the
+        config or those that the learners of the ``policies`` have been given since."""
+        if name in ONLY_WHILE_IT_CHANGES:
+            return
+        stored = {each.id: each.earlier.get("learner", {}) for each in session.opened.policies}
+        values = [
+            {**stored[each].get("hyperparameters", {}), **self._values.get(each, {})}
+            for each in policies
+        ]
+        config = dataclasses.replace(session.resolved, model=session.run_plan.config.model)
+        run = Resolved(config, session.plan, session.spec)
+        reason = unread(name, stages(run, ({}, *values)))
+        if reason is not None:
+            raise ConfigError(
+                f"{given} has no effect: {reason}. Leave it out, or give the run other settings"
+            )
 
 
 def _all_applied(session: Session, group: PolicyGroup, request: ChangeRequest) -> bool:

@@ -323,8 +323,9 @@ class Session:
         Callable from every hook of the session's process until the workers end.
 
         Raises ConfigError for a name that cannot change during the training, a value out of range,
-        and where it would have no effect: the hyperparameter follows ``--anneal``, or a population
-        changes it. With ``linear`` or ``cosine`` without numbers it is the value to begin with."""
+        and where it would have no effect: the hyperparameter follows ``--anneal``, a population
+        changes it, or nothing reads it, such as ``vtrace_rho`` without V-trace. With ``linear`` or
+        ``cosine`` without numbers it is the value to begin with."""
         if self._has_ended:
             raise RuntimeError(f"set_hyperparameter({name!r}, {value!r}): the training has ended")
         self._set_hyperparameters.set(self, name, value, policy)

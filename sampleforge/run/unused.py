@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampleforge.algorithms.annealing import annealings
+from sampleforge.algorithms.annealing import CHECKED_AT, annealings
 from sampleforge.config import typed
 from sampleforge.models.policy_head import draws_itself
 from sampleforge.run.folder.stored_config import flat_fields
@@ -268,6 +269,9 @@ RULES: tuple[Rule, ...] = (
         "there is no population; add --pbt",
     ),
 )
+ONLY_WHILE_IT_CHANGES = ("reward_scale",)
+"""Hyperparameters of `RULES` whose value has no effect, but whose change has one: the scale of the
+returns is that of the last batches, so that it follows after them."""
 
 
 def warnings_of(asked: AnyConfig, run: Resolved) -> Iterator[str]:
@@ -286,10 +290,63 @@ def without_effect(asked: AnyConfig, run: Resolved) -> Iterator[str]:
     for name, schedule in annealings(run.config).items():
         if schedule.replaces_value and name in given:
             yield f"{typed(name, given.pop(name))} has no effect: it follows {schedule.flag}"
-    for names, is_unused, reason in RULES:
+    in_turn = stages(run)
+    for names, _, _ in RULES:
         for name in names.split():
-            if name in given and is_unused(run):
+            if name in given and (reason := unread(name, in_turn)) is not None:
                 yield f"{typed(name, given.pop(name))} has no effect: {reason}"
+    yield from _schedules_without_effect(asked, run, in_turn)
+
+
+def _schedules_without_effect(
+    asked: AnyConfig, run: Resolved, in_turn: Sequence[Resolved]
+) -> Iterator[str]:
+    """Yield a sentence for each schedule of --anneal in ``asked`` that changes nothing in the
+    ``run``, which is so ``in_turn``; see `stages`."""
+    for name, schedule in annealings(asked).items():
+        if schedule.text == "constant":
+            continue
+        if (reason := unread(name, in_turn)) is not None:
+            yield f"{schedule.flag} {of_changing(name, reason)}"
+        elif not schedule.replaces_value and getattr(run.config, name) == 0:
+            yield (
+                f"{schedule.flag} has no effect: {name} is 0 from the beginning; give both ends, "
+                f"as in {schedule.text}:FIRST:LAST"
+            )
+
+
+def stages(run: Resolved, changes: Iterable[Mapping[str, Any]] = ({},)) -> list[Resolved]:
+    """Return the ``run`` with the values that its hyperparameters have in turn: after each of the
+    ``changes``, and at each progress of the training where they follow --anneal."""
+    schedules, values, found = annealings(run.config), dict[str, Any](), list[Resolved]()
+    for change in changes:
+        values |= {name: value for name, value in change.items() if hasattr(run.config, name)}
+        own = {name: values.get(name, getattr(run.config, name)) for name in schedules}
+        for point in range(CHECKED_AT + 1 if schedules else 1):
+            progress = point / CHECKED_AT
+            annealed = {name: at(progress, own[name]) for name, at in schedules.items()}
+            config = copy.copy(run.config)
+            for name, value in {**values, **annealed}.items():
+                object.__setattr__(config, name, value)  # checked where it is given
+            found.append(run._replace(config=config))
+    return found
+
+
+def unread(name: str, in_turn: Sequence[Resolved]) -> str | None:
+    """Return why nothing reads a setting in a run that is so ``in_turn``, see `stages`; None if
+    something does."""
+    for names, is_unused, reason in RULES:
+        if name in names.split() and all(is_unused(run) for run in in_turn):
+            return reason
+    return None
+
+
+def of_changing(name: str, reason: str) -> str:
+    """Return what is said after the name of a hyperparameter that changes and that nothing
+    reads."""
+    if name in ONLY_WHILE_IT_CHANGES:
+        return f"has an effect only while it changes: {reason}"
+    return f"has no effect: {reason}"
 
 
 def short_hindsight(run: Resolved) -> str | None:

@@ -4,6 +4,7 @@ steps at which it did, and replayed by one run."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations import lineage
+from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.populations.schedule import SCHEDULE_FILE, read_schedule, schedule_of_round
+from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.session import Session
 from sampleforge.tools.pbt.across_runs import Population
 from sampleforge.tools.pbt.member_change import MemberRules
 from sampleforge.tools.pbt.published import run_folder
@@ -173,3 +177,38 @@ def test_a_schedule_for_another_algorithm_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(schedule_of_round(EVENTS, "0", 2, "apex")))
     with pytest.raises(ConfigError, match="it is a schedule for apex, not for appo"):
         replay(tmp_path / "replay", path)
+
+
+class Told(Callback):
+    """Has the warnings of a session."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if message.level == "warning":
+            self.texts.append(message.text)
+
+
+def by_hand(path: Path, changes: Mapping[int, Any]) -> AppoConfig:
+    """Write a schedule; return the config of a run that follows it. ``changes``: hyperparameters by
+    env steps."""
+    entries = [{"env_steps": at, "hyperparameters": new} for at, new in changes.items()]
+    path.write_text(json.dumps({"changes": entries}))
+    return replace(CONFIG, run_dir=str(path.parent / "run"), schedule=str(path))
+
+
+def told_of(config: AppoConfig) -> list[str]:
+    """The warnings at the beginning of a run."""
+    told = Told()
+    with Session(config, [told, *population_callbacks(config)]):
+        return told.texts
+
+
+def test_what_a_schedule_changes_without_effect_is_named(tmp_path: Path) -> None:
+    usual = {"vtrace_c": 1.0, "lr_target_kl": 0.008}  # as that of a population has them
+    changes = {0: {"learning_rate": 1e-3, **usual}, 600: {"vtrace_rho": 0.5, "learning_rate": 1e-4}}
+    config = by_hand(tmp_path / "s.json", changes)
+    expected = "vtrace_rho has no effect: it is for --advantage vtrace, and gae was chosen"
+    assert told_of(config) == [f"--schedule {tmp_path / 's.json'}: {expected}"]
+    assert told_of(replace(config, advantage="vtrace", run_dir=str(tmp_path / "vtrace"))) == []

@@ -36,6 +36,7 @@ from tests.support.callbacks import (
     Later,
 )
 from tests.support.processes import StartCli
+from tests.support.product import small
 from tests.support.runs import last_report, summary, until, until_trained, worker
 from tests.support.runs import train as command
 
@@ -379,6 +380,7 @@ def test_a_hyperparameter_that_a_hook_sets_is_learned_with_and_resumed(tmp_path:
         ("clip_ratio", -1.0, {}, "--clip-ratio -1.0: must be above 0"),
         ("gamma", 0.9, {"anneal": {"gamma": "linear:0.9:0.99"}}, "it follows --anneal gamma="),
         ("gamma", 0.9, {"sampler_only": True}, "nothing is learned"),
+        ("vtrace_rho", 0.3, {}, "has no effect: it is for --advantage vtrace, and gae was chosen"),
     ],
 )
 def test_what_cannot_be_set_while_it_trains_is_refused(
@@ -390,6 +392,28 @@ def test_what_cannot_be_set_while_it_trains_is_refused(
 
     with pytest.raises(ConfigError, match=why):
         run("appo", tmp_path, Setting(), **more)
+
+
+@pytest.mark.long
+def test_what_another_hyperparameter_gives_an_effect_can_be_set_after_it(
+    tmp_path: Path,
+) -> None:
+    """In a resumed run as well, in whose checkpoint alone the other one is."""
+
+    class Noise(Callback):
+        def __init__(self, *names: str) -> None:
+            self.names = names
+
+        def on_start(self, session: Session) -> None:
+            for name in self.names:
+                session.set_hyperparameter(name, 0.25)
+
+    config = small("td3", tmp_path / "run", tmp_path, target_noise=0.0)
+    with pytest.raises(ConfigError, match=r"_clip', 0.25\) has no effect: there is no noise"):
+        train(replace(config, run_dir=str(tmp_path / "other")), [Noise("target_noise_clip")])
+    train(config, [Noise("target_noise", "target_noise_clip")])
+    more = replace(config, train_for_env_steps=2 * config.train_for_env_steps)
+    train(more, [Noise("target_noise_clip")])
 
 
 def test_what_a_handle_says_cannot_be_set(tmp_path: Path) -> None:

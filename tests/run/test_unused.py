@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ class Pixels(CodeEnv):
 
     def observation(self) -> Any:
         return np.zeros((36, 36, 3), np.uint8)
+
+
+def between(progress: float) -> float:
+    """A schedule that is 0 at both ends."""
+    return progress * (1.0 - progress)
+
+
+def annealed(settings: Mapping[str, Any], **schedules: str) -> AppoConfig:
+    """A run whose hyperparameters follow these schedules until its end."""
+    return AppoConfig(**settings, anneal=schedules, train_for_env_steps=10_000)
 
 
 def told(config: AnyConfig) -> list[str]:
@@ -155,6 +166,30 @@ def told(config: AnyConfig) -> list[str]:
             ["--target-noise-clip 0.3"],
         ),
         (ApexConfig(**CARTPOLE, replay_compression_ratio=3.0), ["--replay-compression-ratio 3.0"]),
+        (annealed(CARTPOLE, vtrace_rho="linear:1:0.1"), ["--anneal vtrace_rho=linear:1:0.1"]),
+        (
+            annealed(CARTPOLE, lr_target_kl="linear:0.01:0.001"),
+            ["--anneal lr_target_kl=linear:0.01:0.001"],
+        ),
+        (annealed({**CARTPOLE, "async_rl": True}, vtrace_rho="linear:1:0.1"), []),
+        (annealed(CARTPOLE, vtrace_rho="constant"), []),
+        (annealed(BOX, exploration_coeff="linear"), ["--anneal exploration_coeff=linear"]),
+        (annealed(BOX, kl_coeff="cosine"), ["--anneal kl_coeff=cosine"]),
+        (annealed(CARTPOLE, exploration_coeff="linear", kl_coeff="cosine"), []),
+        (
+            annealed({**BOX, "exploration": "symmetric_kl"}, exploration_coeff="linear:0.01:0"),
+            [],
+        ),
+        (
+            Td3Config(
+                **BOX,
+                target_noise=0.0,
+                target_noise_clip=0.3,
+                anneal={"target_noise": f"{__name__}:between"},
+                train_for_env_steps=10_000,
+            ),
+            ["--target-noise 0.0"],
+        ),
     ],
 )
 def test_settings_without_effect_are_named(config: AnyConfig, expected: list[str]) -> None:
@@ -207,6 +242,23 @@ def test_the_user_is_told_of_settings_without_effect(tmp_path: Path) -> None:
     with Session(AppoConfig(**settings, vtrace_c=2.0), [told]):
         expected = "--vtrace-c 2.0 has no effect: it is for --advantage vtrace, and gae was chosen"
         assert told.texts == [expected]
+
+
+def test_a_reward_scale_that_changes_has_an_effect_while_it_does(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**CARTPOLE, "serial": True}
+
+    class Rescale(Told):
+        def on_start(self, session: Session) -> None:
+            session.set_hyperparameter("reward_scale", 0.1)  # as the rewards become larger
+
+    told: Told = Rescale()
+    with Session(AppoConfig(**settings, run_dir=str(tmp_path / "set")), [told]):
+        assert told.texts == []
+    told, settings["run_dir"] = Told(), str(tmp_path / "annealed")
+    with Session(annealed(settings, reward_scale="linear:1:0.1"), [told]):
+        (text,) = told.texts
+        flag = "--anneal reward_scale=linear:1:0.1"
+        assert text.startswith(f"{flag} has an effect only while it changes: returns are divided")
 
 
 @pytest.mark.parametrize(
