@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
 from sampleforge.populations.rules import check_unchanged
 from sampleforge.run.callback import Callback
+from sampleforge.run.hyperparameters import with_values
 from sampleforge.run.session import Session
 from sampleforge.run.unused import Resolved, of_changing, stages, unread
 from sampleforge.shared.member_board import Segment
+from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.registry import pairing
 from sampleforge.workers.learner_change import LearnerChange
 
@@ -135,7 +138,15 @@ def read_schedule(path: Path) -> Schedule:
         text = path.read_text(encoding="utf-8")
         content = _parsed(text)
         return _schedule(content)
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        yaml.YAMLError,
+        RecursionError,
+    ) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
             f"{typed('schedule', path)}: {reason}; give a file such as the {SCHEDULE_FILE} in the "
@@ -168,19 +179,30 @@ def _schedule(content: Any) -> Schedule:
 
 
 def _change(entry: Any) -> LearnerChange:
-    hyperparameters = {
-        str(name).replace("-", "_"): value
-        if value is None or isinstance(value, bool)
-        else float(value)
-        for name, value in entry["hyperparameters"].items()
-    }
+    env_steps, given = int(entry["env_steps"]), entry["hyperparameters"]
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"the hyperparameters at {env_steps:,} env steps are {given!r}, no mapping"
+        )
     segment = entry.get("segment")
     return LearnerChange(
-        hyperparameters,
+        {str(name).replace("-", "_"): _value(env_steps, name, v) for name, v in given.items()},
         None if segment is None else Segment(int(segment[0]), int(segment[1])),
         relative=True,
-        env_steps=int(entry["env_steps"]),
+        env_steps=env_steps,
     )
+
+
+def _value(env_steps: int, name: str, value: Any) -> Any:
+    """Return the value of a hyperparameter, a number as a float: YAML reads 1e-4 as a text."""
+    if value is None or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"{name} is {value!r} at {env_steps:,} env steps, and must be a number"
+        ) from error
 
 
 class FollowSchedule(Callback):
@@ -220,6 +242,7 @@ class FollowSchedule(Callback):
                     "the two"
                 )
         check_unchanged(session.opened.changed, named, f"it follows {given}")
+        _check_values(session, given, schedule.changes)
         session.hyperparameters = {policy.id: {**offered, **first.hyperparameters}}
         session.schedule = tuple(changes)
         for text in _without_effect(session, schedule):
@@ -235,6 +258,26 @@ class FollowSchedule(Callback):
         assert group.member is not None
         if self._end is not None and group.member.board.learned >= self._end:
             session.graph.progress.end()
+
+
+def _check_values(session: Session, given: str, changes: Sequence[LearnerChange]) -> None:
+    """Raise ConfigError if the learner, or the environment whose rewards are shaped, cannot have a
+    value of the ``changes`` of the schedule that was ``given``: it would end the run once the
+    change is due."""
+    config = session.resolved
+    for change in changes:
+        own = dict[str, Any]()
+        try:
+            for name, value in change.hyperparameters.items():
+                if not name.startswith(ENV_PREFIX):
+                    own[name] = value
+                elif not (type(value) is float and math.isfinite(value)):
+                    raise ConfigError(f"{name} is {value}, and must be a finite number")
+            config = with_values(session, config, own)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{given}: its change at {change.env_steps:,} env steps: {error}; correct the file"
+            ) from error
 
 
 def _without_effect(session: Session, schedule: Schedule) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import annealings
@@ -66,7 +66,7 @@ class SetHyperparameters:
                 f"{', '.join(sorted(changeable))}{hint}"
             )
         try:
-            value = getattr(dataclasses.replace(config, **{name: value}), name)
+            value = getattr(with_values(session, config, {name: value}), name)
         except ConfigError as error:
             raise ConfigError(f"{given}: {error}") from error
         schedule = annealings(config).get(name)
@@ -102,6 +102,18 @@ class SetHyperparameters:
             raise ConfigError(
                 f"{given} has no effect: {reason}. Leave it out, or give the run other settings"
             )
+
+
+def with_values(session: Session, config: Any, values: Mapping[str, Any]) -> Any:
+    """Return ``config``, that of a session with defaults resolved, with the ``values`` of some
+    hyperparameters. Raises ConfigError for a value that no learner can have: one of another type,
+    out of range, or None where that is not an option that is off, but stands for a default."""
+    new = dataclasses.replace(config, **values)
+    for name in [name for name, value in values.items() if value is None]:
+        usual = getattr(session.run_plan.pairing.resolved(new, session.spec), name)
+        if usual is not None:
+            raise ConfigError(f"{typed(name, None)}: must be a number; its default is {usual:g}")
+    return new
 
 
 def _all_applied(session: Session, group: PolicyGroup, request: ChangeRequest) -> bool:

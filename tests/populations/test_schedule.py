@@ -4,6 +4,7 @@ steps at which it did, and replayed by one run."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -212,3 +213,47 @@ def test_what_a_schedule_changes_without_effect_is_named(tmp_path: Path) -> None
     expected = "vtrace_rho has no effect: it is for --advantage vtrace, and gae was chosen"
     assert told_of(config) == [f"--schedule {tmp_path / 's.json'}: {expected}"]
     assert told_of(replace(config, advantage="vtrace", run_dir=str(tmp_path / "vtrace"))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("clip_ratio", -0.5, "--clip-ratio -0.5: must be above 0; correct the file"),
+        ("gamma", float("nan"), "--gamma nan: must be at least 0"),
+        ("clip_ratio", True, "clip_ratio: True must be a number"),
+        ("learning_rate", None, "--learning-rate None: must be a number; its default is 0.0005"),
+        ("exploration_coeff", None, "--exploration-coeff None: must be a number"),
+        ("env.bonus", None, "env.bonus is None, and must be a finite number"),
+        ("env.bonus", float("inf"), "env.bonus is inf, and must be a finite number"),
+    ],
+)
+def test_a_value_that_cannot_be_had_is_refused_before_the_run(
+    name: str, value: Any, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.json"
+    later = {500: {"value_clip": None, "clip_ratio": 0.1}, 40_960: {name: value}}
+    config = by_hand(path, {0: {"learning_rate": 1e-3}, **later})
+    config = replace(config, env="tests.support.reward_envs:ShapedEnv")
+    text = f"--schedule {path}: its change at 40,960 env steps: "
+    with pytest.raises(ConfigError, match=f"{re.escape(text)}.*{re.escape(why)}"):
+        told_of(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ("{env_steps: 0, hyperparameters: {gamma: fast}}", "gamma is 'fast' at 0 env steps, and"),
+        ("{env_steps: 0, hyperparameters: {gamma: [1]}}", "gamma is .1. at 0 env steps, and must"),
+        (
+            "{env_steps: 0, hyperparameters: [gamma]}",
+            "the hyperparameters at 0 env steps are .'gamma'.",
+        ),
+        ("{env_steps: .inf, hyperparameters: {gamma: 1}}", "cannot convert float infinity"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(changes: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"changes:\n  - {changes}\n")
+    with pytest.raises(ConfigError, match=f"s.yaml: {why}.*; give a file such as"):
+        read_schedule(path)

@@ -378,6 +378,12 @@ def test_a_hyperparameter_that_a_hook_sets_is_learned_with_and_resumed(tmp_path:
         ("learning_rat", 1e-4, {}, "Did you mean learning_rate"),
         ("rollout", 8, {}, "rollout', 8.*cannot change during the training; these can: "),
         ("clip_ratio", -1.0, {}, "--clip-ratio -1.0: must be above 0"),
+        (
+            "learning_rate",
+            None,
+            {},
+            "--learning-rate None: must be a number; its default is 0.0005",
+        ),
         ("gamma", 0.9, {"anneal": {"gamma": "linear:0.9:0.99"}}, "it follows --anneal gamma="),
         ("gamma", 0.9, {"sampler_only": True}, "nothing is learned"),
         ("vtrace_rho", 0.3, {}, "has no effect: it is for --advantage vtrace, and gae was chosen"),
