@@ -4,10 +4,12 @@ lineage for one member and its ancestors, and replayed by one run."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.populations.rules import check_unchanged
 from sampleforge.run.callback import Callback
 from sampleforge.run.hyperparameters import with_values
+from sampleforge.run.opening import StoredPolicy
 from sampleforge.run.session import Session
 from sampleforge.run.unused import Resolved, of_changing, stages, unread
 from sampleforge.shared.member_board import Segment
@@ -243,6 +246,8 @@ class FollowSchedule(Callback):
                 )
         check_unchanged(session.opened.changed, named, f"it follows {given}")
         _check_values(session, given, schedule.changes)
+        self._marks = [_mark(change) for change in schedule.changes]
+        _check_made(policy, given, self._marks)
         session.hyperparameters = {policy.id: {**offered, **first.hyperparameters}}
         session.schedule = tuple(changes)
         for text in _without_effect(session, schedule):
@@ -258,6 +263,38 @@ class FollowSchedule(Callback):
         assert group.member is not None
         if self._end is not None and group.member.board.learned >= self._end:
             session.graph.progress.end()
+
+    def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
+        """Return what tells each change, for `_check_made`: the learner's state has only the number
+        of those that it has made."""
+        return {"schedule": self._marks}
+
+
+def _mark(change: LearnerChange) -> list[Any]:
+    """Return what tells a change from others, as values for JSON: its env steps, and a digest of
+    what it does."""
+    text = json.dumps([change.hyperparameters, change.segment], sort_keys=True)
+    return [change.env_steps, hashlib.sha256(text.encode()).hexdigest()[:16]]
+
+
+def _check_made(policy: StoredPolicy, given: str, marks: Sequence[list[Any]]) -> None:
+    """Raise ConfigError if the changes that a resumed policy has made are not the first ones of the
+    schedule, with these ``marks``: it would make one again, or leave one out. Checkpoints of
+    earlier versions do not say which ones were made."""
+    tag = policy.earlier.get("learner", {}).get("tag", {})
+    made = policy.earlier.get("schedule", [])[: 1 + tag.get("change", 0)]  # the one at 0 included
+    for before, now in zip_longest(made, marks[: len(made)]):
+        if before == now:
+            continue
+        found = "the file no longer has it"
+        if now is not None:
+            place = "other values" if now[0] == before[0] else f"one at {now[0]:,} env steps"
+            found = f"the file has {place} in its place"
+        raise ConfigError(
+            f"{given}: the run has made the change at {before[0]:,} env steps, and {found}; undo "
+            "that (changes that are not made yet may be edited, and more be added after them), or "
+            "start a new run with another --run-dir"
+        )
 
 
 def _check_values(session: Session, given: str, changes: Sequence[LearnerChange]) -> None:

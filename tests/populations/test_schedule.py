@@ -19,7 +19,12 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.populations import lineage
 from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
-from sampleforge.populations.schedule import SCHEDULE_FILE, read_schedule, schedule_of_round
+from sampleforge.populations.schedule import (
+    SCHEDULE_FILE,
+    FollowSchedule,
+    read_schedule,
+    schedule_of_round,
+)
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.session import Session
@@ -257,3 +262,90 @@ def test_what_is_no_schedule_is_refused(changes: str, why: str, tmp_path: Path) 
     path.write_text(f"changes:\n  - {changes}\n")
     with pytest.raises(ConfigError, match=f"s.yaml: {why}.*; give a file such as"):
         read_schedule(path)
+
+
+MADE: dict[int, Any] = {
+    0: {"learning_rate": 1e-3},
+    200: {"clip_ratio": 0.25},
+    400: {"learning_rate": 2e-4},
+}
+"""The changes that `part_of_a_run` has made."""
+
+
+def part_of_a_run(path: Path) -> AppoConfig:
+    """Train the first part of a run with the schedule `MADE`, and one change more to come; return
+    its config with a later end."""
+    config = by_hand(path, {**MADE, 10**6: {"gamma": 0.5}})
+    train(replace(config, train_for_env_steps=1000))
+    assert latest(path.parent / "run")[1]["tag"]["change"] == 2
+    return replace(config, train_for_env_steps=2500)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("edited", "why"),
+    [
+        (
+            {**MADE, 100: {"gae_lambda": 0.5}},
+            "the change at 200 env steps, and the file has one at 100 env steps in its place",
+        ),
+        (
+            {0: MADE[0], 400: MADE[400], 1500: {"gamma": 0.9}},
+            "the change at 200 env steps, and the file has one at 400 env steps in its place",
+        ),
+        (
+            {**MADE, 400: {"learning_rate": 3e-4}},
+            "the change at 400 env steps, and the file has other values in its place",
+        ),
+        (
+            {**MADE, 0: {"learning_rate": 3e-4}},
+            "the change at 0 env steps, and the file has other values in its place",
+        ),
+        (
+            {0: MADE[0], 200: MADE[200]},
+            "the change at 400 env steps, and the file no longer has it; undo that",
+        ),
+    ],
+)
+def test_a_schedule_whose_changes_were_made_and_are_others_now_is_refused(
+    edited: dict[int, Any], why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.json"
+    config = part_of_a_run(path)
+    by_hand(path, dict(sorted(edited.items())))
+    with pytest.raises(ConfigError, match=f"the run has made {why}"):
+        train(config)
+
+
+@pytest.mark.long
+def test_changes_to_come_may_be_edited_on_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    config = part_of_a_run(path)
+    path.write_text(
+        "changes:\n"
+        "  - {env_steps: 0, hyperparameters: {learning-rate: 1e-3}}\n"
+        "  - {env_steps: 200, hyperparameters: {clip_ratio: .25}}\n"
+        "  - {env_steps: 400, hyperparameters: {learning_rate: 2e-4}}\n"
+        "  - {env_steps: 500, hyperparameters: {gae_lambda: 0.5}}\n"
+        "  - {env_steps: 1500, hyperparameters: {gamma: 0.75}}\n"
+    )
+    train(config)
+    learner = latest(tmp_path / "run")[1]
+    found = learner["hyperparameters"]
+    names = ("learning_rate", "clip_ratio", "gae_lambda", "gamma")
+    assert [found[name] for name in names] == [2e-4, 0.25, 0.5, 0.75]
+    assert learner["tag"]["change"] == 4
+
+
+@pytest.mark.long
+def test_a_checkpoint_that_does_not_say_which_changes_were_made_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.json"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(FollowSchedule, "checkpoint_state", lambda self, session: {})
+        config = part_of_a_run(path)
+    by_hand(path, {**MADE, 400: {"learning_rate": 3e-4}, 1500: {"gamma": 0.75}})
+    train(config)
+    found = latest(tmp_path / "run")[1]["hyperparameters"]
+    assert (found["learning_rate"], found["gamma"]) == (2e-4, 0.75)
