@@ -20,14 +20,16 @@ MAX_TYPES = 16
 """Number of types of agents above which their returns are not reported one by one."""
 MAX_NAME = 64
 """Longest name of a type."""
+OF_ENV = "env_"
+"""The beginning of the names of the metrics that an environment reports of its episodes."""
 OF_TYPE = "return_mean_agents_"
 """The beginning of the names of the metrics of types; the type follows it."""
 
 
 class Part(NamedTuple):
     """One agent's part of a game: ``ret``, the sum of its raw rewards; its ``length`` in env steps;
-    ``player``: what played it when it left, as `Games.step` was told; ``stats``: the statistics
-    that the environment gives of the episode, ``success`` among them, by name."""
+    ``player``: what played it when it left, as `Games.step` was told; ``stats``: what `stats_of`
+    returns of the episode."""
 
     ret: float
     length: int
@@ -111,10 +113,12 @@ class Games:
 
 
 def stats_of(episode: Episode) -> Mapping[str, float]:
-    """Return the statistics of an episode, by name, with ``success`` if it is known."""
-    if episode.success is None:
-        return episode.stats
-    return {**episode.stats, "success": episode.success}
+    """Return the statistics of an episode by their names in reports: those of the environment, with
+    its success if that is known, and those of callbacks."""
+    own = {f"{OF_ENV}{name}": value for name, value in episode.stats.items()}
+    if episode.success is not None:
+        own[f"{OF_ENV}success"] = episode.success
+    return {**own, **episode.custom}
 
 
 def types_of_seats(spec: EnvSpec) -> tuple[str, ...]:

@@ -44,14 +44,16 @@ NO_STATS: Mapping[str, float] = MappingProxyType({})
 
 class Episode(NamedTuple):
     """A finished episode: its row, the sum of its raw rewards, its length in env steps, whether it
-    ended with success (1 or 0; None: the environment does not say), and the statistics of its own
-    that the environment gives, by name."""
+    ended with success (1 or 0; None: the environment does not say), the statistics of its own that
+    the environment gives, by name, and the metrics that callbacks have added, by their names in
+    reports."""
 
     row: int
     ret: float
     length: int
     success: float | None = None
     stats: Mapping[str, float] = NO_STATS
+    custom: Mapping[str, float] = NO_STATS
 
 
 @dataclass(slots=True)
@@ -237,6 +239,7 @@ class EnvVector(ABC):
         Backends with threads or processes of their own start here; the others step in ``recv``,
         which has the views to write to."""
         self._infos.clear()
+        self._successes.clear()  # that of an episode is of its last step
         self._begin(self._adapter(actions))
 
     def recv(self, out: StepOut) -> list[Episode]:

@@ -260,10 +260,8 @@ class Session:
         # Before the start there is no runner, when a benchmark measures the simulator alone.
         for event in self._runner.take_events() if self._runner is not None else ():
             if event.kind == "episode_stats":
-                self.statistics.take_episode_stats(event.payload[1])
+                self.statistics.take_stats(*event.payload)
                 self._files.take_stats(*event.payload)
-            elif event.kind == "custom_metrics":
-                self.statistics.take_custom_metrics(*event.payload)
             else:
                 level, text = event.payload
                 if level == "warning":

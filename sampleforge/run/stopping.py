@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 HISTOGRAMS = ("td_error", "priority")
 """Metrics that TensorBoard alone has."""
 RETURNS = ("return_mean", "return_std", "return_best", "return_episodes", "length_mean")
-LATE = (*RETURNS, "return_mean_early", "explained_variance")
+LATE = (*RETURNS, "return_mean_early")
 """Metrics that the first reports with an update may lack."""
+EXPLAINED = "explained_variance"
+"""Also one of these where learning is from rollouts: it is left out while targets do not vary."""
 EVALUATED = tuple(f"{PREFIX}{name}" for name in Evaluation._fields if name != "extra")
 """The metrics of an evaluation without a function of the user's own."""
 
@@ -68,15 +70,18 @@ class StopConditions(Callback):
     def _missing(self, metric: str, report: Mapping[str, float], window: int) -> bool:
         """Return whether a report that should have ``metric`` has none: the first one after an
         update and an episode, or, for metrics that environments report and callbacks add to
-        reports, the first after ``window`` episodes and an update. Callbacks may add metrics of
-        episodes and updates at any time, as in a curriculum."""
+        reports, the first after an update and ``window`` episodes that count. Callbacks may add
+        metrics of episodes and updates at any time, as in a curriculum."""
         own = _without_prefix(metric, self._prefixes)
         if metric in self._seen or own in LATE or own.startswith((PREFIX, CUSTOM)):
             return False
-        is_our_own = any(own in names for names in GROUPS.values())
-        episodes = 1 if is_our_own else window
+        of_a_policy = own != metric or not self._prefixes
+        if own == EXPLAINED and of_a_policy and self._config.topology != "replay":
+            return False
         learned = any(f"{prefix}loss" in report for prefix in self._prefixes or [""])
-        return learned and report["episodes"] >= episodes
+        if any(own in names for names in GROUPS.values()):
+            return learned and report["episodes"] >= 1
+        return learned and report.get("return_episodes", 0) >= window
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
         finished = summary["status"] == "finished"
@@ -108,6 +113,8 @@ def check_metric(
             _refuse(condition, "there are no evaluations; add --evaluate-interval N")
         if config.evaluate_function is None and not _evaluated(own) and not adds_metrics:
             _refuse(condition, "evaluations have no metric of that name", EVALUATED)
+        if prefixes and own == condition.metric and not adds_metrics:
+            _refuse(condition, "each policy has one of its own", [f"{p}{own}" for p in prefixes])
     elif own in HISTOGRAMS:
         _refuse(condition, "it is a histogram, which TensorBoard alone has; name a number")
     elif group_of(own) == OTHERS and not adds_metrics:

@@ -16,7 +16,6 @@ from sampleforge.algorithms.learning import Learner
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.env.wrapper import VectorWrapper
 from sampleforge.rollouts.slots import length
-from sampleforge.shared.events import send
 from sampleforge.workers.callback import EPISODE_HOOKS, WorkerCallbacks, call, numbers
 from sampleforge.workers.metrics import CUSTOM
 from sampleforge.workers.policy_mapping import StreamId
@@ -188,9 +187,13 @@ class WatchedVector(VectorWrapper):
         for row in np.flatnonzero(stepped).tolist():
             self._step(row, out)
         if np.count_nonzero(ended):
-            counted = {episode.row: episode for episode in episodes}
+            places = {episode.row: place for place, episode in enumerate(episodes)}
             for row in np.flatnonzero(ended).tolist():
-                self._end(row, counted.get(row))
+                if (place := places.get(row)) is None:
+                    self._end(row, None)
+                else:
+                    custom = self._end(row, episodes[place].ret)
+                    episodes[place] = episodes[place]._replace(custom=custom)
         if np.count_nonzero(out.first):
             self._begin_episodes(out.first, out.obs)
         return episodes
@@ -217,17 +220,18 @@ class WatchedVector(VectorWrapper):
         episode._obs = (out.final_obs or {}) if is_final else out.obs
         call(self._on_step, episode)
 
-    def _end(self, row: int, counted: Episode | None) -> None:
-        """Call the hooks of the end of a row's episode, and send its metrics. ``counted``: the
-        episode as reports count it, if they do."""
+    def _end(self, row: int, ret: float | None) -> dict[str, float]:
+        """Call the hooks of the end of a row's episode; return its custom metrics, by their names
+        in reports. ``ret``: the return that reports count; None if they do not count it."""
         episode = self._episodes[row]
         assert episode is not None
-        if counted is not None:
-            episode._counted, episode._ret = True, counted.ret
+        if ret is not None:
+            episode._counted, episode._ret = True, ret
         call(self._on_end, episode)
-        policy = self._index_playing()
-        if counted is not None and episode.custom_metrics and policy is not None:
-            send("custom_metrics", (policy, numbers(episode.custom_metrics, episode.place)))
+        if ret is None:
+            return {}
+        custom = numbers(episode.custom_metrics, episode.place)
+        return {f"{CUSTOM}{name}": value for name, value in custom.items()}
 
 
 class RolloutView:

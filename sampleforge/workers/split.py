@@ -139,7 +139,7 @@ class Split:
         ]
 
     def _send(self, stats: Mapping[str, float]) -> int:
-        """Send the statistics of an episode; return their number."""
+        """Send what `stats_of` returned of an episode; return its number."""
         number = next(self._stats_numbers)
         send("episode_stats", (number, stats))
         return number

@@ -44,6 +44,19 @@ def single(length: int) -> gym.Env[Any, Any]:
     return Results(length=length)
 
 
+class EarlySuccess(Results):
+    """Only the second step of its episodes says whether it was a success: it was."""
+
+    def step(self, action: Any) -> Any:
+        *step, info = super().step(action)
+        del info["is_success"]
+        return *step, info | ({"is_success": True} if self.steps == 2 else {})
+
+
+def early_success(length: int) -> gym.Env[Any, Any]:
+    return EarlySuccess(length=length)
+
+
 def of_gymnasium(num_envs: int, length: int, mode: str) -> Any:
     return SyncVectorEnv(
         [lambda: Results(length=length) for _ in range(num_envs)],
@@ -118,6 +131,11 @@ def test_rows_of_a_vector_env_are_reported_as_single_environments_are(mode: str)
     assert results(episodes) == expected
     stats = [dict(each.stats) for each in episodes]
     assert stats == [{"steps": LENGTH, "row": row} for row in range(ROWS)] * 2
+
+
+def test_only_the_last_step_of_an_episode_says_whether_it_was_a_success() -> None:
+    (episodes,) = played(made("early_success"))
+    assert [each.success for each in episodes] == [None] * 2 * ROWS
 
 
 def test_agents_have_results_of_their_own() -> None:

@@ -86,6 +86,11 @@ def test_a_run_that_has_met_its_condition_resumes_with_another_one(tmp_path: Pat
             {"evaluate_interval": 1000},
             "evaluations have no metric of that name. Did you mean eval_return_mean",
         ),
+        (
+            "eval_return_mean>=1",
+            {"evaluate_interval": 1000},
+            "each policy has one of its own. Did you mean policy_0/eval_return_mean",
+        ),
         ("priority>=1", {}, "it is a histogram"),
         ("policy_1/loss<1", {}, "there is no metric of that name"),
         ("xyzzy<1", {}, "the page Metrics of the documentation lists them"),
@@ -104,7 +109,7 @@ def test_it_is_refused_before_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", ["loss", "policy_0/return_mean", "eval_return_mean", "env_mine", "pbt_round"]
+    "metric", ["loss", "policy_0/return_mean", "policy_0/eval_return_mean", "env_mine", "pbt_round"]
 )
 def test_metrics_that_runs_may_have_are_not_refused(metric: str) -> None:
     chosen = AppoConfig(env="x", evaluate_interval=10)
@@ -126,6 +131,39 @@ def test_a_metric_that_never_comes_is_refused_as_soon_as_that_is_known(
         assert last["episodes"] >= 15 > told.reports[-2]["episodes"]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["stopped_by"]) == ("failed", None)
+
+
+def test_what_no_learner_of_a_replay_has_is_refused_and_of_rollouts_it_may_come_late(
+    tmp_path: Path,
+) -> None:
+    """The values of rollouts have an explained variance, once their targets vary."""
+    stop = "explained_variance>=-1e9"
+    with pytest.raises(ConfigError, match=r"explained_variance.*: no report of this run has it"):
+        train(config(tmp_path / "a", stop, cls=ApexConfig_, train_for_env_steps=10**6))
+    summary = train(config(tmp_path / "b", stop, train_for_env_steps=10**6)).summary
+    assert summary["stopped_by"] == "explained_variance>=-1e+09"
+
+
+SUCCESSES: dict[str, Any] = {
+    **{"env": "tests.support.goal_envs:rarely", "num_workers": 1, "num_envs_per_worker": 8},
+    **{"metrics_window": 20},
+}
+
+
+def test_a_share_of_successes_is_over_episodes_of_all_rows(tmp_path: Path) -> None:
+    """One in ten succeeds, after 5 env steps, and all others fail after 100: the first episode that
+    ends is a success."""
+    told = Reports()
+    stop, limit = "env_success>=0.9", 8 * 150
+    part = config(tmp_path, stop, **{**SUCCESSES, "train_for_env_steps": limit})
+    assert train(part, [told]).summary["stopped_by"] == f"env_steps>={limit}"
+    known = [r["env_success"] for r in told.reports if "env_success" in r]
+    assert known and max(known) <= 0.5
+    told.reports.clear()
+    more = config(tmp_path, stop, **{**SUCCESSES, "train_for_env_steps": 2 * limit})
+    assert train(more, [told]).summary["stopped_by"] == f"env_steps>={2 * limit}"
+    assert max(r["env_success"] for r in told.reports) <= 0.5, "those of before count"
+    assert "env_success" in told.reports[0]
 
 
 def test_a_metric_of_a_callback_of_ones_own_is_a_condition(tmp_path: Path) -> None:

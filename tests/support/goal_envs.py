@@ -100,6 +100,33 @@ class BitFlipEnv(gym.Env[Any, Any]):
         return self.observation(), float(reward), done, self.left == 0, {"is_success": done}
 
 
+class Rarely(gym.Env[Any, Any]):
+    """One row in eight succeeds in its first two episodes, after 5 env steps; all other episodes
+    fail, after 100."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, vector_index: int) -> None:
+        self.succeeds = 2 * (vector_index == 0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.succeeds -= 1
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        success, fails = self.succeeds >= 0 and self.steps == 5, self.steps == 100
+        info = {"is_success": success} if success or fails else {}
+        return self.observation_space.sample(), float(success), success, fails, info
+
+
+def rarely(vector_index: int = 0) -> Rarely:
+    return Rarely(vector_index)
+
+
 class CheckingHindsight(SacLearner):
     """Checks every transition of GoalCodeEnv by a literal sum, and learns from it. ``relabelled``
     counts those with another goal, ``reached`` those whose window achieves it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.env.games import OF_ENV
 from sampleforge.run.folder.files import LineFile, writing
 from sampleforge.run.reports.policy_statistics import mean_return
 from sampleforge.runtime.files import write_atomically
@@ -75,7 +76,7 @@ class EpisodesFile:
         self._flushed = monotonic()
 
     def take_stats(self, number: int, stats: Mapping[str, float]) -> None:
-        """Take the statistics of the episode whose record has ``number``."""
+        """Take what is reported of the episode whose record has ``number``, by name."""
         self._stats[number] = stats
 
     def take(self, records: Sequence[EpisodeRecord], before: int) -> None:
@@ -115,7 +116,7 @@ class EpisodesFile:
         stats = {**self._earlier_stats, **self._stats}
         known = [stats.get(line.stats, {}) for line in waiting]
         self._earlier_stats, self._stats = self._stats, {}  # some are of records yet to come
-        names = dict.fromkeys([f"env_{name}" for own in known for name in own])
+        names = dict.fromkeys([name for own in known for name in own if name.startswith(OF_ENV)])
         if new := [name for name in names if name not in self._of_stats]:
             new = new[: max(0, MOST_STATS - len(self._of_stats))]
             self._of_stats += new
@@ -127,7 +128,7 @@ class EpisodesFile:
             self._rewrite()
 
     def _line(self, line: _Line, stats: Mapping[str, float]) -> str:
-        values = [stats.get(name.removeprefix("env_"), "") for name in self._of_stats]
+        values = [stats.get(name, "") for name in self._of_stats]
         return ",".join([line.text, *(f"{value:.10g}" if value != "" else "" for value in values)])
 
     def _append(self, lines: Sequence[str]) -> None:

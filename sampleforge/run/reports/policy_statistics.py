@@ -126,7 +126,10 @@ class PolicyStatistics:
         )
         self._updates = int(earlier.get("updates", 0))
         self._skipped = int(earlier.get("skipped_updates", 0))
-        self._custom: dict[str, deque[float]] = {}
+        self._custom = {
+            name: deque[float](values, window)
+            for name, values in earlier.get("custom_metrics", {}).items()
+        }
         self.last_evaluation: dict[str, float] = dict(earlier.get("evaluation", {}))
         """The scalars of the newest evaluation; empty before the first."""
         self._evaluated_from = 0
@@ -162,7 +165,7 @@ class PolicyStatistics:
         self.returns.clear()
         self.lengths.clear()
         self.of_run.clear()
-        for returns in self._of_type.values():
+        for returns in (*self._of_type.values(), *self._custom.values()):
             returns.clear()
         if self._exploring is not None:
             self._exploring.forget()
@@ -186,24 +189,24 @@ class PolicyStatistics:
             if evaluation.policy_version >= self._evaluated_from:
                 self.last_evaluation = scalars
 
-    def take_custom_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Take the metrics that callbacks have added to an episode."""
-        for name, value in metrics.items():
-            self._custom.setdefault(name, deque(maxlen=self._window)).append(value)
+    def take_custom_metric(self, name: str, value: float) -> None:
+        """Take a metric that callbacks have added to an episode whose return counts."""
+        self._custom.setdefault(name, deque(maxlen=self._window)).append(value)
 
     def _custom_scalars(self, learner: Mapping[str, float]) -> dict[str, float]:
         """Return mean, minimum and maximum of each of these metrics over the last episodes that
         have it. Raises ValueError for one that callbacks add to updates, too."""
         scalars = {}
         for name, values in self._custom.items():
-            if f"{CUSTOM}{name}_mean" in learner:
+            if f"{name}_mean" in learner:
                 raise ValueError(
-                    f"custom_metrics[{name!r}] is given by episodes and by updates of the learner; "
-                    "rename one of the two"
+                    f"custom_metrics[{name.removeprefix(CUSTOM)!r}] is given by episodes and by "
+                    "updates of the learner; rename one of the two"
                 )
-            scalars[f"{CUSTOM}{name}_mean"] = float(np.mean(values))
-            scalars[f"{CUSTOM}{name}_min"] = float(np.min(values))
-            scalars[f"{CUSTOM}{name}_max"] = float(np.max(values))
+            if values:
+                scalars[f"{name}_mean"] = float(np.mean(values))
+                scalars[f"{name}_min"] = float(np.min(values))
+                scalars[f"{name}_max"] = float(np.max(values))
         return scalars
 
     @property
@@ -253,6 +256,7 @@ class PolicyStatistics:
         later = copy.copy(self)
         later.returns, later.lengths = self.returns.copy(), self.lengths.copy()
         later.of_run, later._of_type = self.of_run.copy(), copy.deepcopy(self._of_type)
+        later._custom = copy.deepcopy(self._custom)
         for game in games:
             later.take(*game)
         return later
@@ -266,6 +270,7 @@ class PolicyStatistics:
             "lengths": list(self.lengths),
             "of_run": [[ret, length] for ret, length in self.of_run],
             "of_type": {name: list(returns) for name, returns in self._of_type.items()},
+            "custom_metrics": {name: list(values) for name, values in self._custom.items()},
             "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
             "policy_lag_batches": list(self._lag_batches),

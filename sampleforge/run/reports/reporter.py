@@ -248,7 +248,7 @@ class RunFiles(Callback):
             self._log(self._reporter, message)
 
     def take_stats(self, number: int, stats: Mapping[str, float]) -> None:
-        """Take the statistics of the episode whose record has ``number``."""
+        """Take what is reported of the episode whose record has ``number``, by name."""
         if self._episodes is not None:
             self._episodes.take_stats(number, stats)
 

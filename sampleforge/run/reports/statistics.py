@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sampleforge.env.games import types_of_seats
+from sampleforge.env.games import OF_ENV, types_of_seats
 from sampleforge.run.reports.policy_statistics import (
     LAST_EPISODES,
     PolicyStatistics,
@@ -124,7 +125,14 @@ class RunStatistics:
         self._before = {name: int(run.get(name, 0)) for name in KEPT}
         self._restarts_by_role: dict[str, int] = run.get("restarts_by_role", {})
         self._nonfinite_told = False
-        self._episode_stats: dict[str, deque[float]] = {}
+        self._of_env = {
+            name: deque[float](values, window) for name, values in run.get("env_stats", {}).items()
+        }
+        self._stats: dict[int, Mapping[str, float]] = {}
+        """By number, of the episodes whose record has not come, or waits to count."""
+        self._late: dict[int, int | None] = {}
+        """The numbers that counted records have named before what they name has come, and their
+        policies; None: it does not count."""
         self._games = int(run.get("run_episodes", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
@@ -136,6 +144,8 @@ class RunStatistics:
             if any(seen):
                 for counted in self._first.take(game):
                     self._count(counted)
+            else:
+                self._count_stats(game, counts=False)
         for policy in self.policies:
             policy.rate()
 
@@ -143,18 +153,33 @@ class RunStatistics:
         """Add a game to the means of the policies that have played it."""
         for index, part in _parts(game):
             self.policies[index].take(*part)
+        self._count_stats(game, counts=True)
 
-    def take_episode_stats(self, stats: dict[str, float]) -> None:
-        """Take the statistics that an environment reports of an episode
-        (``info["episode_extra_stats"]``)."""
+    def take_stats(self, number: int, stats: Mapping[str, float]) -> None:
+        """Take what the environment and callbacks report of an episode, by its name in reports. It
+        counts with the episode's record, which has its ``number``."""
+        if number in self._late:
+            self._count_values(self._late.pop(number), stats)
+        else:
+            self._stats[number] = stats
+
+    def _count_stats(self, game: Sequence[EpisodeRecord], *, counts: bool) -> None:
+        """Add what is reported of the episodes of a game to the means, or forget it."""
+        for record in game:
+            policy = record.policy if counts else None
+            if record.stats in self._stats:
+                self._count_values(policy, self._stats.pop(record.stats))
+            elif record.stats:
+                self._late[record.stats] = policy
+
+    def _count_values(self, policy: int | None, stats: Mapping[str, float]) -> None:
+        if policy is None:
+            return
         for name, value in stats.items():
-            self._episode_stats.setdefault(name, deque(maxlen=self._window)).append(value)
-
-    def take_custom_metrics(self, policy: int, metrics: dict[str, float]) -> None:
-        """Take the metrics that callbacks have added to an episode of a policy; a frozen one has no
-        statistics."""
-        if policy < len(self.policies):
-            self.policies[policy].take_custom_metrics(metrics)
+            if name.startswith(OF_ENV):
+                self._of_env.setdefault(name, deque(maxlen=self._window)).append(value)
+            else:
+                self.policies[policy].take_custom_metric(name, value)
 
     def take_evaluations(self) -> None:
         """Take the finished evaluations of all policies."""
@@ -184,8 +209,20 @@ class RunStatistics:
             **{name: self._so_far(name) for name in KEPT},
             "restarts_by_role": self._by_role(),
             "run_episodes": self.episodes,
-            **policy.after(self._waiting_of(policy)).state(),
+            **self._with_those_that_wait(policy),
         }
+
+    def _with_those_that_wait(self, policy: PolicyStatistics) -> dict[str, Any]:
+        """Return the state of what is reported of episodes, as it would be if the games counted
+        that do not yet."""
+        later = copy.copy(self)
+        later._of_env, later._stats = copy.deepcopy(self._of_env), self._stats.copy()
+        later._late = self._late.copy()
+        later.policies = [each.after(self._waiting_of(each)) for each in self.policies]
+        for game in self._first.waiting:
+            later._count_stats(game, counts=True)
+        of_env = {name: list(values) for name, values in later._of_env.items()}
+        return {"env_stats": of_env, **later.policies[self.policies.index(policy)].state()}
 
     def _waiting_of(self, policy: PolicyStatistics) -> list[_Part]:
         """Return the games of a policy that do not count yet, as `PolicyStatistics.take` takes
@@ -226,7 +263,7 @@ class RunStatistics:
             **{name: float(count) for name, count in self._checks().items()},
             **self._from_datasets(),
             **self._stages(),
-            **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
+            **{name: float(np.mean(values)) for name, values in self._of_env.items()},
             **self._early(),
             **return_scalars(self.policies),
         }

@@ -112,7 +112,7 @@ def test_a_file_that_is_too_large_is_thinned(tmp_path: Path) -> None:
 def test_a_statistic_that_comes_later_has_an_empty_column_before(tmp_path: Path) -> None:
     path = tmp_path / "episodes.csv"
     file = EpisodesFile(path, fake(), first_step=100)
-    for number, stats in enumerate([{}, {"k": 1.5}, {}, {"k": 2.0, "a,b": 0.25}]):
+    for number, stats in enumerate([{}, {"env_k": 1.5}, {}, {"env_k": 2.0, "env_a,b": 0.25}]):
         file.take_stats(number, stats)
         file.take([EpisodeRecord(0, 0, 0, 1.0, 5, stats=number)], number)
         file.flush()

@@ -16,6 +16,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.run.reports.statistics import PATIENCE, FirstEpisodes, RunStatistics
 from sampleforge.shared.records import EpisodeRecord, Evaluation
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import build
 
 LONG = 60
@@ -127,6 +128,46 @@ def test_episodes_that_wait_count_when_the_run_is_resumed() -> None:
     assert RunStatistics(graph, {"policy": state}, 10, rows=2).return_mean == 3.0
 
 
+def test_what_is_reported_of_an_episode_counts_with_its_return() -> None:
+    """Also if it comes after the record, and what waits counts when the run is resumed."""
+    graph, _ = build(AppoConfig(env="tests.support.envs:CodeEnv", num_workers=1))
+    ours = RunStatistics(graph, {}, 10, rows=2)
+
+    def reported(statistics: RunStatistics) -> tuple[float | None, ...]:
+        scalars = statistics.scalars({"policy": {}})
+        return tuple(map(scalars.get, ("return_mean", "env_a", "custom_b_mean")))
+
+    def of(number: int) -> dict[str, float]:
+        return {"env_a": 10.0 * number, "custom_b": 100.0 * number}
+
+    for number in (1, 2):
+        ours.take_stats(number, of(number))
+    ours.take_episodes([record(0, 1.0)._replace(stats=1), record(0, 2.0)._replace(stats=2)])
+    assert reported(ours) == (None, None, None)
+    ours.take_episodes([record(1, 3.0)._replace(stats=3)])
+    assert reported(ours) == (2.0, 10.0, 100.0)
+    ours.take_stats(3, of(3))
+    assert reported(ours) == (2.0, 20.0, 200.0)
+    state = ours.state(ours.policies[0])
+    assert reported(RunStatistics(graph, {"policy": state}, 10, rows=2)) == (2.0, 20.0, 200.0)
+    assert reported(ours) == (2.0, 20.0, 200.0)
+    ours.take_episodes([record(1, 6.0)._replace(stats=4)])
+    ours.take_stats(4, of(4))
+    assert reported(ours) == (3.0, 25.0, 250.0)
+
+
+def test_what_rows_report_that_explore_more_does_not_count() -> None:
+    graph = build_apex(
+        apex_config(env="CartPole-v1", num_workers=1, num_splits=1, num_envs_per_worker=6)
+    )[0]
+    ours = RunStatistics(graph, {}, 10)
+    for number, row in enumerate(range(6), 1):
+        ours.take_stats(number, {"env_a": float(row)})
+        ours.take_episodes([record(row, float(row))._replace(stats=number)])
+    scalars = ours.scalars({"policy": {}})
+    assert scalars["env_a"] == scalars["return_mean"] == 4.5
+
+
 def statistics(window: int, earlier: Any = None) -> RunStatistics:
     graph, _ = build(AppoConfig(env="tests.support.envs:CodeEnv", num_workers=1))
     return RunStatistics(graph, {"policy": earlier} if earlier else {}, window)
@@ -135,8 +176,8 @@ def statistics(window: int, earlier: Any = None) -> RunStatistics:
 def test_means_are_over_the_window_and_the_best_needs_a_full_one() -> None:
     ours = statistics(4)
     for number in range(1, 11):
-        ours.take_episodes([EpisodeRecord(0, 0, 0, float(number), 2 * number)])
-        ours.take_episode_stats({"score": float(number)})
+        ours.take_stats(number, {"env_score": float(number)})
+        ours.take_episodes([EpisodeRecord(0, 0, 0, float(number), 2 * number, stats=number)])
         scalars = ours.scalars({"policy": {}})
         last = range(max(1, number - 3), number + 1)
         assert scalars["return_mean"] == pytest.approx(sum(last) / len(last))
