@@ -406,6 +406,7 @@ class Session:
             self.interrupt()
         try:
             if error is None or isinstance(error, KeyboardInterrupt):
+                self.take_results()  # with which the last checkpoint begins
                 self._callbacks.tell("on_stop")
             else:
                 self._save_after(error)
@@ -460,10 +461,9 @@ class Session:
 
         if self._runner is not None:
             end(self.ticker.close)  # what follows is no training
-            end(self.statistics.end)
             end(self._runner.close)
             self._has_ended = True
-            end(self._take_events)
+            end(self.take_results)  # of the last moments
             if failure is not None:
                 end(lambda: self.message(describe(failure), "error"))
             end(lambda: self._sum_up(failure))

@@ -75,6 +75,9 @@ def _groups(
     return {row: f"return_mean_epsilon_{largest[own]:.2g}" for row, own in epsilon.items()}
 
 
+_Lag = tuple[float | None, float | None]
+_UNKNOWN: _Lag = (None, None)
+"""Where learners report no lag."""
 LAST_EPISODES = RunConfig.metrics_window
 """The default of --metrics-window."""
 
@@ -120,10 +123,8 @@ class PolicyStatistics:
         if group.exploration is not None:
             before = earlier.get("exploring", {})
             self._exploring = ReturnsByExploration(group.exploration, window, before)
-        self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
-        self._lag_batches: tuple[float, float] = tuple(
-            earlier.get("policy_lag_batches", (0.0, 0.0))
-        )
+        self._lag: _Lag = tuple(earlier.get("policy_lag", _UNKNOWN))
+        self._lag_batches: _Lag = tuple(earlier.get("policy_lag_batches", _UNKNOWN))
         self._updates = int(earlier.get("updates", 0))
         self._skipped = int(earlier.get("skipped_updates", 0))
         self._custom = {
@@ -359,10 +360,9 @@ def _known(scalars: Mapping[str, float]) -> dict[str, float | None]:
     return {name: scalars.get(name) for name in names}
 
 
-def _newer_lag(
-    known: tuple[float, float], learner: Mapping[str, float], name: str
-) -> tuple[float, float]:
+def _newer_lag(known: _Lag, learner: Mapping[str, float], name: str) -> _Lag:
     """Return the newest mean, and the highest maximum so far."""
     if f"{name}_mean" not in learner:
         return known
-    return learner[f"{name}_mean"], max(known[1], learner[f"{name}_max"])
+    highest = learner[f"{name}_max"]
+    return learner[f"{name}_mean"], highest if known[1] is None else max(known[1], highest)

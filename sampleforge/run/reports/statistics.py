@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,8 +107,6 @@ class RunStatistics:
         ones, see `FirstEpisodes`); ``types``: as in `PolicyStatistics`."""
         self._window = window
         self._graph = graph
-        self._started = monotonic()
-        self._ended: float | None = None
         self._history: deque[tuple[float, float, float, float]] = deque()
         self._remember()
         self.policies = [
@@ -239,8 +236,6 @@ class RunStatistics:
         since the last report, by the group's id."""
         progress = self._graph.progress
         self._remember()
-        if progress.done:
-            self.end()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         scalars = {
@@ -272,21 +267,18 @@ class RunStatistics:
             scalars |= {prefix + name: value for name, value in own.items()}
         return scalars
 
-    def end(self) -> None:
-        """Take note of the end of the training: rates are those until then."""
-        self._ended = self._ended or monotonic()
-
     def summary(self) -> dict[str, Any]:
         """Return the measured part of summary.json, with an entry ``policies`` if there are
-        several."""
-        elapsed = max(1e-9, (self._ended or monotonic()) - self._started)
+        several. Its rates are over the seconds of training since the run was started or resumed."""
+        seconds = self._graph.progress.clock.seconds
+        per_s = 1.0 / seconds if seconds else 0.0
         measured: dict[str, Any] = {
             "env_steps": self._graph.progress.env_steps,
             "env_frames": self._so_far("env_frames"),
             "wall_s": self._graph.progress.wall_s,
-            "frames_per_s": self._total("env_frames") / elapsed,
-            "env_steps_per_s": self._total("env_steps") / elapsed,
-            "trained_per_s": self._total("trained_steps") / elapsed,
+            "frames_per_s": self._total("env_frames") * per_s,
+            "env_steps_per_s": self._total("env_steps") * per_s,
+            "trained_per_s": self._total("trained_steps") * per_s,
             "updates": self._updates_so_far(),
             "skipped_updates": self._skipped_so_far(),
             **self._checks(),

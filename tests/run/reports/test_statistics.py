@@ -4,6 +4,8 @@ over which metrics are averaged."""
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.callback import Callback
 from sampleforge.run.reports.statistics import PATIENCE, FirstEpisodes, RunStatistics
+from sampleforge.run.session import Session
 from sampleforge.shared.records import EpisodeRecord, Evaluation
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 from tests.support.apex_graphs import apex_config, build_apex
@@ -166,6 +170,68 @@ def test_what_rows_report_that_explore_more_does_not_count() -> None:
         ours.take_episodes([record(row, float(row))._replace(stats=number)])
     scalars = ours.scalars({"policy": {}})
     assert scalars["env_a"] == scalars["return_mean"] == 4.5
+
+
+class Logging(gym.Env[Any, Any]):
+    """Episodes of 3 to 8 steps; each appends a line with the process that has played it to
+    ``path``."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, path: str) -> None:
+        self.path, self.steps, self.length = path, 0, 3
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.length = 0, 3 + int(self.np_random.integers(6))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        ended = self.steps == self.length
+        if ended:
+            with Path(self.path).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        return np.zeros(2, np.float32), 1.0, ended, False, {}
+
+
+class Actors(Callback):
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self.before = self.at_end = 0
+
+    def on_start(self, session: Session) -> None:
+        self.before = session.statistics.episodes
+
+    def on_checkpoint(self, session: Session, env_steps: int) -> None:
+        self.at_end = session.statistics.episodes
+
+    def on_report(self, session: Session, report: Any) -> None:
+        self.pids |= {pid for name, pid in session.pids().items() if name.startswith("actor")}
+
+
+@pytest.mark.parametrize("cls", [AppoConfig, ApexConfig])
+def test_episodes_of_the_last_moments_are_counted(tmp_path: Path, cls: Any) -> None:
+    """Those until the actors have ended; a resumed run goes on from those of the checkpoint. The
+    rates of the summary are over the same seconds as its ``wall_s``."""
+    path, run = tmp_path / "episodes", tmp_path / "run"
+    small: dict[str, Any] = {"env_kwargs": {"path": str(path)}, "num_envs_per_worker": 4}
+    parts: list[Actors] = []
+    for steps in (3000, 6000):
+        path.write_text("")
+        actors = Actors()
+        config = cls(
+            env=f"{__name__}:Logging", num_workers=2, run_dir=str(run), train_for_env_steps=steps
+        )
+        summary = train(replace(config, **small), [actors]).summary
+        played = sum(int(line) in actors.pids for line in path.read_text().splitlines())
+        assert summary["episodes"] - actors.before == played > 100
+        parts.append(actors)
+        if len(parts) == 1:
+            rate = summary["env_steps"] / summary["wall_s"]
+            assert summary["env_steps_per_s"] == pytest.approx(rate, rel=0.01)
+    assert parts[1].before == parts[0].at_end > 0
 
 
 def statistics(window: int, earlier: Any = None) -> RunStatistics:
