@@ -14,7 +14,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.learning import RELEASED, Learner
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.spec import ENV_PREFIX
 
@@ -75,7 +75,9 @@ class LearnerChange:
         own, plain = learner.state()
         if self.plain:
             generators = {name: tensor for name, tensor in own.items() if name.startswith(RNG)}
-            return {**generators, **self.tensors}, dict(self.plain)
+            # Parts of its model are held for as long as its own config says.
+            tag = {n: v for n, v in self.plain.get("tag", {}).items() if n != RELEASED}
+            return {**generators, **self.tensors}, {**self.plain, "tag": tag}
         weights = {name.removeprefix("model/"): tensor for name, tensor in self.tensors.items()}
         for network in ("model", *learner.copies):
             own |= {f"{network}/{name}": tensor for name, tensor in weights.items()}

@@ -122,6 +122,14 @@ def test_rows_explore_by_a_ladder_around_the_noise_of_the_middle_one(
     assert found == pytest.approx(wanted)
 
 
+def test_a_stochastic_policy_has_the_noise_of_the_config_also_with_other_weights() -> None:
+    before, now = (td3_learner(td3_config(exploration_noise=noise)) for noise in (0.1, 0.5))
+    now.load(*before.state())
+    assert now.model.log_std is not None
+    torch.testing.assert_close(now.model.log_std.exp(), torch.full((2,), 0.5))
+    assert not now.model.log_std.requires_grad
+
+
 def test_actions_are_those_of_the_policy_with_the_noise_of_their_row() -> None:
     config: Td3Config = td3_config(learning_starts=1)
     network = TD3.new_network(config, SPEC)

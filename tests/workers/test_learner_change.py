@@ -95,6 +95,21 @@ def test_a_copy_has_weights_optimiser_and_statistics_of_its_donor(driver: Driver
     assert driver.board.applied_at == driver.board.learned == donor.env_steps
 
 
+def test_a_copy_holds_what_its_own_config_says_for_as_long_as_it_says(driver: Driver) -> None:
+    """Whether or not its donor has trained those parts again."""
+    donor, member = trained(1), trained(1)
+    for learner in (donor, member):
+        learner.hold(["encoder"], 1000)
+    donor.release()
+    driver.send(1, donor.hyperparameters(), donor, Segment(1, 99))
+    driver.apply(member)
+    assert member.held_until == 1000
+    resumed = trained(0)
+    resumed.hold(["encoder"], 1000)
+    resumed.load(*member.state())
+    assert resumed.held_until == 1000
+
+
 def test_two_copies_of_one_donor_draw_other_minibatches() -> None:
     donor, orders = trained(1), []
     for seed in (1, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from sampleforge.algorithms.critics_learner import new_critics
 from sampleforge.algorithms.exploring import box_leaves, no_extra_columns, uniform_first
 from sampleforge.algorithms.learning import LearnerPlace
 from sampleforge.algorithms.td3.config import Td3LossConfig
-from sampleforge.algorithms.td3.learner import TD3_HYPERPARAMETERS, Td3Learner
+from sampleforge.algorithms.td3.learner import TD3_HYPERPARAMETERS, Td3Learner, set_noise
 from sampleforge.algorithms.windows import WriteWindows
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import unit_actions
@@ -64,9 +63,8 @@ class NoisyMode(Chooser):
 def _new_network(config: Any, spec: EnvSpec) -> ActorCritic:
     network = ActorCritic(config.model, spec.observations, spec.actions, has_values=False)
     assert network.log_std is not None
-    # Not learned; a stochastic evaluation has the noise of the middle row.
-    torch.nn.init.constant_(network.log_std, math.log(max(config.exploration_noise, 1e-4)))
     network.log_std.requires_grad_(False)
+    set_noise(network, config)
     return network
 
 

@@ -4,6 +4,8 @@ gradients by hand."""
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from sampleforge.algorithms.critics_learner import (
     flat_data,
 )
 from sampleforge.algorithms.critics_passes import AllCriticsPasses, PolicyPasses
-from sampleforge.algorithms.learning import LearnerPlace
+from sampleforge.algorithms.learning import LearnerPlace, Tensors
 from sampleforge.algorithms.td3.config import Td3LossConfig
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, unit_actions
@@ -69,6 +71,15 @@ class Td3Passes:
 TD3_HYPERPARAMETERS = (*TARGET_HYPERPARAMETERS, "target_noise", "target_noise_clip")
 
 
+@torch.no_grad()
+def set_noise(network: ActorCritic, config: Td3LossConfig) -> None:
+    """Give the stochastic actions of a policy (in evaluations: those that explore have noise of
+    their own) the noise of the middle row. It is not learned, and that of other weights is not
+    taken over."""
+    assert network.log_std is not None
+    network.log_std.fill_(math.log(max(config.exploration_noise, 1e-4)))
+
+
 class Td3Learner(CriticsLearner[Td3LossConfig]):
     """`CriticsLearner` of a deterministic policy, with a target policy.
 
@@ -88,6 +99,11 @@ class Td3Learner(CriticsLearner[Td3LossConfig]):
         self._averaged_actor = flat_data(self.target_actor, model)
         targets = self.target_actor, self.target
         self._passes = Td3Passes(model, critics, targets) if self._by_hand else None
+        set_noise(model, config)
+
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
+        super().load(tensors, plain)
+        set_noise(self.model, self._config)
 
     def _gradients(self, drawing: Drawing, acts: bool) -> tuple[dict[str, Tensor], Tensor]:
         if self._passes is None:
