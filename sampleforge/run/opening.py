@@ -192,6 +192,7 @@ def _opened(
     places = places_of(asked, roles.trained)
     initial = {name: initial_weights(asked, at) for name, at in places.items() if name in begin}
     notes = [*notes, *_notes_of_unsaved(config, stored, changed)]
+    notes += _notes_of_set(config, stored, changed)
     notes += _notes_of_weights(asked, places, initial)
     if resuming:
         _check_policies(folder, stored, warnings.append)
@@ -224,6 +225,27 @@ def _notes_of_unsaved(
         for name, value in unsaved.items()
         if name not in changed
     ]
+
+
+def _notes_of_set(
+    config: AnyConfig, stored: Sequence[StoredPolicy], changed: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each hyperparameter that a callback or a state from elsewhere has set, so
+    that the learner goes on with another value than that of ``config``. ``changed``: what is
+    changed now."""
+    if getattr(config, "pbt", False) or getattr(config, "schedule", None):
+        return []  # they change often, and say so
+    lines = []
+    for policy in stored:
+        learner = policy.earlier.get("learner", {}).get("hyperparameters", {})
+        anew = {*changed, *policy.unsaved_changes(config)}
+        of = f" (of {policy.id})" if len(stored) > 1 else ""
+        lines += [
+            f"As it was set during the run: {typed(name, learner[name])}{of}"
+            for name, value in policy.earlier.get("configured", {}).items()
+            if name not in anew and name in learner and learner[name] != value
+        ]
+    return lines
 
 
 def _notes_of_weights(

@@ -151,6 +151,14 @@ def test_what_a_callback_has_set_is_no_change_of_the_config(tmp_path: Path) -> N
     train(config(run, 1000, **rate), [SetsTheRate()])
     train(config(run, 2000, **rate))
     assert learned_rate(run) == 2e-5
+    log = (run / "log.txt").read_text()
+    assert log.count("As it was set during the run: --learning-rate 2e-05") == 1
+    train(config(run, 3000, **{**rate, "learning_rate": 5e-4}))
+    assert learned_rate(run) == 5e-4, "what is given anew comes first"
+    assert (run / "log.txt").read_text().count("As it was set during the run") == 1
+    train(config(run, 4000, **{**rate, "learning_rate": 5e-4}))
+    assert learned_rate(run) == 5e-4
+    assert (run / "log.txt").read_text().count("As it was set during the run") == 1
 
 
 @pytest.mark.parametrize(
