@@ -89,13 +89,6 @@ FOLDER = "# The search is in "
 """Begins the line with the folder of the search, as JSON, seen from that of the file."""
 
 
-def head_of_search(asked: TuneConfig, out: Path, folder: Path, result: str, rest: str) -> str:
-    """Return the comment at the head of a file that a search for return in ``folder`` writes:
-    ``result``, its command, ``rest``."""
-    seen = os.path.relpath(folder.resolve(), out.resolve().parent)
-    return f"# {result} by\n# `{asked.for_return}`{rest}.\n{FOLDER}{json.dumps(seen)}\n"
-
-
 def folder_of_search(asked: TuneConfig, out: Path) -> Path | None:
     """Return the folder of the search for return, of the same environment and algorithm, that has
     written ``out``; None if none has."""
@@ -110,6 +103,22 @@ def folder_of_search(asked: TuneConfig, out: Path) -> Path | None:
     with suppress(ValueError, TypeError):
         return Path(os.path.normpath(out.resolve().parent / json.loads(seen[0])))
     return None
+
+
+def write_found(
+    console: Console,
+    asked: TuneConfig,
+    out: Path,
+    folder: Path,
+    about: tuple[str, str],
+    values: Mapping[str, Any],
+) -> None:
+    """As `write_tuned`, for a search for return in ``folder``; ``about``: what the comment says
+    before and after its command."""
+    result, rest = about
+    seen = os.path.relpath(folder.resolve(), out.resolve().parent)
+    head = f"# {result} by\n# `{asked.for_return}`{rest}.\n{FOLDER}{json.dumps(seen)}\n"
+    write_tuned(console, asked, out, head, values)
 
 
 def write_tuned(

@@ -26,7 +26,7 @@ from sampleforge.tools.jobs.loop import launched_in, run_jobs
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
 from sampleforge.tools.sweep.study import SHOWN, news, shown, table
 from sampleforge.tools.sweep.sweep import Sweep
-from sampleforge.tools.tune.config import TuneConfig, head_of_search, write_tuned
+from sampleforge.tools.tune.config import TuneConfig, write_found
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 from sampleforge.topologies.registry import pairing
@@ -318,6 +318,5 @@ def _report(
         f"Best mean return of the last episodes, {best['value']:,.5g}, after {seconds:g} s of "
         f"training, of {summary['complete']} complete trials"
     )
-    head = head_of_search(asked, out, sweep.folder, result, beside)
-    write_tuned(screen.console, asked, out, head, best["params"])
+    write_found(screen.console, asked, out, sweep.folder, (result, beside), best["params"])
     return 0
