@@ -7,8 +7,10 @@ import csv
 import io
 import json
 import time
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -20,6 +22,7 @@ import numpy.typing as npt
 from sampleforge.env.games import OF_ENV
 from sampleforge.run.folder.files import LineFile, writing
 from sampleforge.run.reports.policy_statistics import mean_return
+from sampleforge.run.reports.statistics import FirstEpisodes
 from sampleforge.runtime.files import write_atomically
 from sampleforge.shared.records import EpisodeRecord, games
 
@@ -35,8 +38,12 @@ FLUSH_S = 1.0
 MOST_STATS = 64
 """Statistics of an environment that have a column; further ones have none."""
 COLUMNS = ("r", "l", "t", "env_steps", "episode", "actor", "env")
-"""The columns of every file. ``policy`` follows in a run with several, ``epsilon`` where env rows
-explore differently, then ``env_*``, the statistics of the environment."""
+"""The columns of every file. ``policy`` follows in a run with several, ``epsilon`` and ``third``
+where env rows explore differently (see `Exploration`), then ``env_*``, the statistics of the
+environment."""
+PART = ("env_steps", "rows", "window")
+"""What the first line says of each part of a run, from its beginning or from a resume on: the env
+steps after which it begins, and the arguments of its `FirstEpisodes`."""
 
 
 class _Line(NamedTuple):
@@ -54,7 +61,8 @@ class EpisodesFile:
     number of each is a multiple of ``every``, which the first line has.
 
     A resumed run drops the episodes after env step ``first_step``, because it does these steps
-    again. The file is opened when the first line is written.
+    again. The first line has a `PART` for each part of the run. The file is opened when the first
+    episode is written.
     """
 
     def __init__(self, path: Path, session: Session, first_step: int, limit: int = LIMIT) -> None:
@@ -64,9 +72,11 @@ class EpisodesFile:
         self._env = session.config.env
         self._rows = session.plan.rows
         self._policies = [group.id for group in groups] if len(groups) > 1 else []
-        self._epsilon = [group.exploration and group.exploration.epsilon for group in groups]
-        optional = {"policy": bool(self._policies), "epsilon": any(self._epsilon)}
+        self._exploration = [group.exploration for group in groups]
+        explores = any(self._exploration)
+        optional = {"policy": bool(self._policies), "epsilon": explores, "third": explores}
         self._own = (*COLUMNS, *(name for name, is_there in optional.items() if is_there))
+        self._parts = [_part_of(session, first_step)]
         self._of_stats: list[str] = []
         self._every, self._size, self._began = 1, 0, time.time()
         self._file: LineFile | None = None
@@ -93,16 +103,16 @@ class EpisodesFile:
                     own = [record for record in game if record.policy == policy]
                     self._waiting.append(_Line(number, self._text(own, number, now), own[0].stats))
 
-    def _text(self, own: Sequence[EpisodeRecord], number: int, now: str) -> str:
-        """Return the values of a game, of which ``own`` are the records of one policy's agents."""
-        first = own[0]
+    def _text(self, game: Sequence[EpisodeRecord], number: int, now: str) -> str:
+        """Return the values of a game, of the records of one policy's agents."""
+        first = game[0]
         length, env = first.game_length or first.length, first.split * self._rows + first.row
-        text = f"{mean_return(own):.10g},{length},{now},{number},{first.actor},{env}"
+        text = f"{mean_return(game):.10g},{length},{now},{number},{first.actor},{env}"
         if self._policies:
             text += f",{self._policies[first.policy]}"
         if "epsilon" in self._own:
-            epsilon = self._epsilon[first.policy]
-            text += f",{epsilon[first[:3]]:.6g}" if epsilon else ","
+            own, row = self._exploration[first.policy], first[:3]
+            text += f",{own.epsilon[row]:.6g},{own.third[row]}" if own else ",,"
         return text
 
     def flush(self) -> None:
@@ -144,6 +154,8 @@ class EpisodesFile:
         if kept:
             self._every, self._began = header["every"], header["t_start"]
             self._of_stats = [name for name in kept[0] if name not in self._own]
+            begun = [part for part in header["parts"] if part["env_steps"] < self._first_step]
+            self._parts = [*begun, *self._parts]
         columns = [*self._own, *self._of_stats]
         self._begin([_csv([row.get(name, "") for name in columns]) for row in kept])
 
@@ -162,6 +174,7 @@ class EpisodesFile:
         """Write the file with the present columns and these lines; open it for more."""
         self.close()
         header = {"t_start": self._began, "env_id": self._env, "every": self._every}
+        header["parts"] = self._parts
         columns = _csv([*self._own, *self._of_stats])
         data = "".join(f"{x}\n" for x in (f"#{json.dumps(header)}", columns, *lines)).encode()
         with writing(self._path):
@@ -195,24 +208,98 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     return header, [row for row in csv.DictReader(lines[1:]) if _is_whole(row)]
 
 
-def mean_returns(rows: Sequence[Mapping[str, str]], window: int) -> dict[str, Floats]:
+def mean_returns(
+    header: Mapping[str, Any], rows: Sequence[Mapping[str, str]], window: int, policy: str = ""
+) -> dict[str, Floats]:
     """Return ``env_steps``, ``wall_s`` and ``return_mean``, the mean over the last ``window``
-    episodes, of all rows of an episodes.csv: where env rows explore differently, of the third that
-    explores least, as in reports."""
-    if rows and rows[0].get("epsilon"):
-        ladder = sorted({float(row["epsilon"]) for row in rows})
-        most = ladder[(len(ladder) - 1) // 3]
-        rows = [row for row in rows if float(row["epsilon"]) <= most]
-    returns = np.cumsum([float(row["r"]) for row in rows])
-    counts = np.minimum(np.arange(1, len(rows) + 1), window)
-    before = np.concatenate(
-        [np.zeros(min(window, len(rows))), returns[: max(0, len(rows) - window)]]
-    )
-    return {
-        "env_steps": np.array([float(row["env_steps"]) for row in rows]),
-        "wall_s": np.array([float(row["t"]) for row in rows]),
-        "return_mean": (returns - before) / counts,
-    }
+    episodes, of an episodes.csv (of one policy's rows, if it is named), as reports have it: where
+    env rows explore differently, of the third that explores least, and at the beginning of each
+    part of the run over as many episodes of each row (`FirstEpisodes`). If none counts in this way,
+    it is the mean of all so far.
+
+    A file that was thinned has fewer episodes: the mean is over ``window`` of these.
+    """
+    policies = list(dict.fromkeys(row.get("policy") or "" for row in rows))
+    rows = _least_exploring(rows)
+    counted = list(_counted(header, rows, policies))
+    if not counted:
+        counted, window = [(row, [_record(row, policies)]) for row in rows], max(1, len(rows))
+    own = [
+        (float(at["env_steps"]), float(at["t"]), record.ret)
+        for at, game in counted
+        for record in game
+        if policy in ("", policies[record.policy])
+    ]
+    env_steps, wall_s, each = np.array(own, np.float64).reshape(-1, 3).T
+    returns = np.cumsum(each)
+    counts = np.minimum(np.arange(1, len(own) + 1), window)
+    before = np.concatenate([np.zeros(min(window, len(own))), returns[: max(0, len(own) - window)]])
+    return {"env_steps": env_steps, "wall_s": wall_s, "return_mean": (returns - before) / counts}
+
+
+def _least_exploring(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the rows whose episodes count: where env rows explore differently, those of the third
+    that explores least. Where an earlier version has not written which these are, it is the third
+    of the epsilons there."""
+    untold = [row for row in rows if row.get("epsilon") and not row.get("third")]
+    ladder = sorted({float(row["epsilon"]) for row in untold})
+    most = ladder[(len(ladder) - 1) // 3] if ladder else 0.0
+
+    def counts(row: Mapping[str, str]) -> bool:
+        if row.get("third"):
+            return row["third"] == "0"
+        return not row.get("epsilon") or float(row["epsilon"]) <= most
+
+    return [row for row in rows if counts(row)]
+
+
+def _counted(
+    header: Mapping[str, Any], rows: Sequence[Mapping[str, str]], policies: Sequence[str]
+) -> Iterator[tuple[Mapping[str, str], Sequence[EpisodeRecord]]]:
+    """Yield the games that count, in the order of `RunStatistics`, each with the row of the episode
+    after which it does. Of a part that an earlier version has written, all count as they end."""
+    parts = header.get("parts", [])
+    begins = [part["env_steps"] for part in parts]
+    first = FirstEpisodes(0, 0)
+    by_part = groupby(rows, key=lambda row: bisect_left(begins, float(row["env_steps"])))
+    for number, group in by_part:
+        own = list(group)
+        for game in first.waiting:  # those of the part before count in a run that is resumed
+            yield own[0], game
+        first = _first_episodes(parts[number - 1], header, own) if number else FirstEpisodes(0, 0)
+        for _, lines in groupby(own, key=lambda row: row["episode"]):
+            ended = list(lines)
+            for game in first.take([_record(row, policies) for row in ended]):
+                yield ended[0], game
+
+
+def _first_episodes(
+    part: Mapping[str, int], header: Mapping[str, Any], rows: Sequence[Mapping[str, str]]
+) -> FirstEpisodes:
+    """Return what decides which of the ``rows`` of a part count first. Of a file that was thinned,
+    some env rows may have none: those that have some are waited for."""
+    known = part["rows"]
+    if header["every"] > 1:
+        known = min(known, len({(row["actor"], row["env"]) for row in rows}))
+    return FirstEpisodes(known, part["window"])
+
+
+def _record(row: Mapping[str, str], policies: Sequence[str]) -> EpisodeRecord:
+    """Return the record of an episode; in it, each env row of an actor is a split of its own."""
+    actor, env, length = (int(float(row[name])) for name in ("actor", "env", "l"))
+    policy = policies.index(row.get("policy") or "")
+    return EpisodeRecord(actor, env, 0, float(row["r"]), length, policy)
+
+
+def _part_of(session: Session, first_step: int) -> dict[str, int]:
+    """Return the `PART` of a run that begins after ``first_step``, as `RunStatistics` counts it."""
+    groups, config = session.graph.groups, session.resolved
+    explorations = [group.exploration for group in groups if group.exploration]
+    rows = 0 if getattr(config, "pbt", False) else session.plan.envs
+    if explorations and rows:
+        rows = sum(not third for third in explorations[0].third.values())
+    window = config.metrics_window * len(groups)
+    return dict(zip(PART, (first_step, rows, window), strict=True))
 
 
 def _header(line: str) -> dict[str, Any] | None:
@@ -220,7 +307,8 @@ def _header(line: str) -> dict[str, Any] | None:
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         header = json.loads(line.removeprefix("#"))
         if header["every"] >= 1 and isfinite(header["t_start"]):
-            return {**header, "every": int(header["every"])}
+            parts = [{name: int(part[name]) for name in PART} for part in header.get("parts", [])]
+            return {**header, "every": int(header["every"]), "parts": parts}
     return None
 
 

@@ -69,13 +69,16 @@ class Curves:
 
     def training(self, against: str) -> tuple[Floats, Floats]:
         """Return the ``env_steps`` or the seconds (``wall_s``) of training, and the mean return of
-        the last episodes there: after each episode from the first report on that has it, or from
-        the tenth episode if no report has; of a run without an episodes.csv, at each report."""
+        the last episodes there: after each episode that counts, from the first report on that has
+        it (the last episode before, if none comes after it), or from the tenth episode if no report
+        has; of a run without an episodes.csv, at each report."""
         if not len(self.episodes.get("return_mean", ())):
             return self.series(against), self.series("return_mean")
         known = self.series("env_steps")[np.isfinite(self.series("return_mean"))]
         x, y = self.episodes[against], self.episodes["return_mean"]
-        first = int(np.searchsorted(self.episodes["env_steps"], known[0])) if len(known) else 9
+        first = 9
+        if len(known):
+            first = min(int(np.searchsorted(self.episodes["env_steps"], known[0])), len(x) - 1)
         return x[first:], y[first:]
 
     def evaluations(self, against: str) -> tuple[Floats, Floats]:
@@ -109,7 +112,8 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
         raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
     left_open = stored.get("left_open") or {}
     config = _flat({name: value for name, value in stored.items() if name not in HEADER})
-    episodes, window = read_rows(folder.episodes_file)[1], int(config.get("metrics_window", 100))
+    header, episodes = read_rows(folder.episodes_file)
+    window = int(config.get("metrics_window", 100))
     run = Curves(
         path.resolve().name,
         str(stored.get("env")),
@@ -117,7 +121,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
         reports,
         config=config,
         given=frozenset(config).difference(left_open),
-        episodes=mean_returns(episodes, window),
+        episodes=mean_returns(header, episodes, window),
     )
     policies = sorted({policy for report in reports for policy in by_policy(report)})
     if not policies:
@@ -131,7 +135,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
             policy,
             run.config,
             run.given,
-            mean_returns([row for row in episodes if row.get("policy") == policy], window),
+            mean_returns(header, episodes, window, policy),
         )
         for policy in policies
     ]

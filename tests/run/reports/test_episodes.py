@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.run.reports.due import ReportTimes
-from sampleforge.run.reports.episodes import COLUMNS, EpisodesFile, read_rows
+from sampleforge.run.reports.episodes import COLUMNS, EpisodesFile, mean_returns, read_rows
+from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.full_disk import full_disk
@@ -38,6 +40,18 @@ class Sums(gym.Env[Any, Any]):
         self.episodes += ended
         of_end = {"is_success": self.length == 4, "episode_extra_stats": {"a,b": 0.5, "k": self.t}}
         return np.zeros(2, np.float32), 10.0, ended, False, of_end if ended else {}
+
+
+class Uneven(Sums):
+    """The episodes of every second row last 40 steps, the others 4."""
+
+    def __init__(self, worker_index: int, vector_index: int) -> None:
+        self.of_row = 4 if vector_index % 2 else 40
+
+    def reset(self, *, seed=None, options=None):
+        found = super().reset(seed=seed)
+        self.length = self.of_row
+        return found
 
 
 def run(folder: Path, cls: type[Any] = AppoConfig, **more: Any) -> dict[str, Any]:
@@ -79,15 +93,106 @@ def test_policies_and_rows_that_explore_have_a_column(tmp_path: Path) -> None:
     assert {row["policy"] for row in rows} == {"policy_0", "policy_1"}
     run(tmp_path / "apex", ApexConfig, train_for_env_steps=1500)
     rows = read_rows(tmp_path / "apex" / "episodes.csv")[1]
-    assert len({float(row["epsilon"]) for row in rows}) == 4
+    thirds = {float(row["epsilon"]): row["third"] for row in rows}
+    assert [thirds[epsilon] for epsilon in sorted(thirds)] == ["0", "0", "1", "1"]
+
+
+def curve(folder: Path, window: int = 100, policy: str = "") -> Mapping[str, Any]:
+    return mean_returns(*read_rows(folder / "episodes.csv"), window, policy)
+
+
+def assert_curve_is_that_of_reports(folder: Path, summary: Mapping[str, Any]) -> None:
+    """At each report but one that comes between a resume and the next episode."""
+    found = curve(folder)
+    assert (np.diff(found["env_steps"]) >= 0).all() and (np.diff(found["wall_s"]) >= 0).all()
+    reports = read_metrics(folder / "metrics.jsonl", print)
+    known = [each for each in reports if each.get("return_mean") is not None]
+    for report in known:
+        at = np.searchsorted(found["env_steps"], report["env_steps"], side="right") - 1
+        assert found["return_mean"][at] == pytest.approx(report["return_mean"])
+    assert found["return_mean"][-1] == pytest.approx(summary["return_mean"])
+    assert found["env_steps"][0] <= known[0]["env_steps"] if known else summary["return_is_early"]
+
+
+@pytest.mark.long
+def test_the_mean_of_the_episodes_is_that_of_the_reports(tmp_path: Path) -> None:
+    """While none counts, with as many of each row, and as they end; in a run that is resumed within
+    each of these, at last with fewer rows."""
+    more: dict[str, Any] = {"env": f"{__name__}:Uneven"}
+    early, few, many = 100, 600, 6000
+    for steps in (early, few, few + 200, many):
+        summary = run(tmp_path, train_for_env_steps=steps, **more)
+        assert summary["return_is_early"] == (steps == early)
+        assert_curve_is_that_of_reports(tmp_path, summary)
+        if steps == few:
+            assert 100 < summary["return_mean"] < 300, "of both kinds of rows"
+    more["num_envs_per_worker"] = 2
+    assert_curve_is_that_of_reports(tmp_path, run(tmp_path, train_for_env_steps=8000, **more))
+
+
+@pytest.mark.long
+def test_the_mean_of_the_episodes_goes_on_after_a_resume_with_other_epsilons(
+    tmp_path: Path,
+) -> None:
+    more: dict[str, Any] = {"env": f"{__name__}:Uneven", "num_envs_per_worker": 6}
+    for steps, base in ((1500, 0.1), (5000, 0.9)):
+        summary = run(tmp_path, ApexConfig, train_for_env_steps=steps, epsilon_base=base, **more)
+        assert_curve_is_that_of_reports(tmp_path, summary)
+    assert curve(tmp_path)["env_steps"][-1] > 4800
+
+
+def test_the_episodes_of_one_policy_are_those_of_its_reports(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"env": f"{__name__}:Uneven", "num_policies": 2, "rollout": 16}
+    summary = run(tmp_path, train_for_env_steps=3000, **more)
+    for policy in ("policy_0", "policy_1"):
+        found = curve(tmp_path, policy=policy)["return_mean"][-1]
+        assert found == pytest.approx(summary["policies"][policy]["return_mean"])
+
+
+HEAD = '#{"t_start": 0.0, "env_id": "E", "every": EVERY}\nr,l,t,env_steps,episode,actor,env'
+
+
+def written(path: Path, head: str, lines: list[str]) -> Path:
+    path.write_text("\n".join([head, *lines, ""]))
+    return path
+
+
+def test_the_file_of_an_earlier_version_is_read_as_before(tmp_path: Path) -> None:
+    """All episodes count as they end; of rows that explore differently those of the lowest third of
+    their epsilons. Also where this version has gone on with it."""
+    head = HEAD.replace("EVERY", "1") + ",epsilon"
+    lines = [f"{n},1,{n},{10 * n},{n},0,{n % 3},{0.1 + n % 3 / 10:.1f}" for n in range(1, 10)]
+    path = written(tmp_path / "episodes.csv", head, lines)
+    found = mean_returns(*read_rows(path), 2)
+    assert found["env_steps"].tolist() == [30, 60, 90]
+    assert found["return_mean"].tolist() == [3, 4.5, 7.5]
+    parts = '"every": 1, "parts": [{"env_steps": 90, "rows": 2, "window": 2}]'
+    head = head.replace('"every": 1', parts) + ",third"
+    lines = [f"{line}," for line in lines]
+    lines += [f"{n},1,{n},{10 * n},{n},0,0,0.9,{n % 2}" for n in range(10, 15)]
+    lines += ["0,1,15,150,15,0,1,0.9,0"]
+    found = mean_returns(*read_rows(written(path, head, lines)), 2)
+    assert found["env_steps"].tolist() == [30, 60, 90, 150, 150]
+    assert found["return_mean"].tolist() == [3, 4.5, 7.5, 9.5, 5]
+
+
+def test_a_row_of_which_a_thinned_file_has_no_episode_is_not_waited_for(tmp_path: Path) -> None:
+    """As where the rows end in turn, and every second episode is that of the same rows."""
+    lines = [f"{n},1,{n},{10 * n},{2 * n},0,1" for n in (1, 2, 3, 4)]
+    for every, expected in ((1, [1, 1.5, 2, 2.5]), (2, [1, 1.5, 2.5, 3.5])):  # of all; of two
+        part = {"env_steps": 0, "rows": 2, "window": 100}
+        head = HEAD.replace("EVERY", f'{every}, "parts": [{json.dumps(part)}]')
+        path = written(tmp_path / "episodes.csv", head, lines)
+        assert mean_returns(*read_rows(path), 2)["return_mean"].tolist() == expected
 
 
 def fake(rows: int = 2) -> Any:
     group = SimpleNamespace(id="policy", exploration=None)
     progress = SimpleNamespace(env_steps=7, wall_s=1.0)
     graph = SimpleNamespace(groups=[group], progress=progress)
-    config, plan = SimpleNamespace(env="E"), SimpleNamespace(rows=rows)
-    return SimpleNamespace(graph=graph, config=config, plan=plan)
+    config, plan = SimpleNamespace(env="E"), SimpleNamespace(rows=rows, envs=2 * rows)
+    resolved = SimpleNamespace(metrics_window=100)
+    return SimpleNamespace(graph=graph, config=config, resolved=resolved, plan=plan)
 
 
 def test_a_file_that_is_too_large_is_thinned(tmp_path: Path) -> None:
@@ -138,7 +243,10 @@ def test_a_full_disk_ends_the_file_and_not_the_run(tmp_path: Path) -> None:
     assert log.count("episodes.csv gets nothing more from this run") == 1
 
 
-@pytest.mark.parametrize("text", ["", "x", "#{}\n", "#{\n\0\n", "#[1]\nr,l\n1,2\n"])
+BAD_PARTS = '#{"t_start": 0, "every": 1, "parts": [{"rows": 2}]}\n'
+
+
+@pytest.mark.parametrize("text", ["", "x", "#{}\n", "#{\n\0\n", "#[1]\nr,l\n1,2\n", BAD_PARTS])
 def test_a_damaged_file_is_begun_anew(tmp_path: Path, text: str) -> None:
     path = tmp_path / "episodes.csv"
     path.write_text(text)

@@ -247,6 +247,15 @@ def test_returns_are_drawn_after_each_episode(tmp_path, drawn):
     assert curve.get_xydata().tolist() == [[100, 10], [200, 20], [300, 30]]
 
 
+def test_a_return_that_no_episode_comes_after_is_drawn(tmp_path, drawn):
+    """The first report that has it may be the last one, as that of a short run."""
+    run = make_run(tmp_path / "run", reports(2), metrics_window=2)
+    head = '#{"t_start": 0.0, "env_id": "E", "every": 1}\nr,l,t,env_steps,episode,actor,env\n'
+    (tmp_path / "run" / "episodes.csv").write_text(head + "3,1,0.5,50,1,0,0\n5,1,0.5,60,2,0,1\n")
+    (curve,) = panels(drawn(run))["return, mean of 2 episodes"].lines
+    assert curve.get_xydata().tolist() == [[60, 4]]
+
+
 def test_a_run_that_is_given_twice_is_not_two_seeds(tmp_path, capsys):
     run = make_run(tmp_path / "run", reports(4))
     again = tmp_path / "elsewhere" / ".." / "run"
