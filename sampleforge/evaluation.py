@@ -108,7 +108,8 @@ def evaluate(
     exported = None if onnx is None else OnnxPolicy(onnx)
     config = trusted_config(folder, trust)
     seed = _default_seed(config, observers) if seed is None else seed
-    env, limit = _with_limit(config, max_episode_steps)
+    spec = folder.read_spec()
+    env, limit = _with_limit(config, max_episode_steps, spec)
     count = episodes or EPISODES
     with ExitStack() as resources:
         if not keeps_directory(config.env):
@@ -117,7 +118,7 @@ def evaluate(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )
         observers.alive()
-        envs = _rows(env, count, seed, folder.read_spec(), contestant, observers, resources)
+        envs = _rows(env, count, seed, spec, contestant, observers, resources)
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
         contestant.meet(envs, group)
@@ -133,7 +134,7 @@ def evaluate(
         )
         observers.record(player, contestant, envs)
         _play(player, config.env, observers, choose=episodes is None)
-    if limit is None:
+    if max_episode_steps is None:
         _warn_of_cuts(config, player, observers.display)
     env_steps = contestant.state.get("env_steps")
     return _results(player) | {"stochastic": stochastic, "seed": seed, "env_steps": env_steps}
@@ -237,12 +238,16 @@ def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> No
         )
 
 
-def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:
-    """Return the config of the env rows, and the limit that the player has to enforce. Only
-    environments of a user's own factory do not obey ``max_episode_steps`` themselves."""
-    if limit is None or names_code(config.env):
-        return config, limit
-    return dataclasses.replace(config, max_episode_steps=limit), None
+def _with_limit(
+    config: AnyConfig, limit: int | None, spec: EnvSpec | None
+) -> tuple[EnvConfig, int | None]:
+    """Return the config of the env rows, and the limit of the player; None if it is the
+    environment's own, as the ``spec`` of the training has it. Only environments of a user's own
+    factory do not obey ``max_episode_steps`` themselves."""
+    given = limit is not None and not names_code(config.env)
+    env = dataclasses.replace(config, max_episode_steps=limit) if given else config
+    own = spec.max_episode_steps if spec is not None and config.max_episode_steps is None else None
+    return env, None if limit == own else limit
 
 
 def _play(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool) -> None:

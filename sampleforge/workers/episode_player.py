@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -52,7 +53,8 @@ class StepListener(Protocol):
 
 class PlayedEpisode(NamedTuple):
     """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, whether it was
-    ``cut`` by the player's limit, and whether it ended with ``success`` (None: not known).
+    ``cut`` by the player's limit before an end of its own, and whether it ended with ``success``
+    (None: not known).
 
     With several agents it is a whole game, ``ret`` is the mean over the agents that the policy
     played in it, and ``of_type`` has the mean over the agents of each type, by the type."""
@@ -140,7 +142,8 @@ class EpisodePlayer:
     are not over-represented. Afterwards the row continues, but its episodes are not counted.
     Actions are the most likely ones, or drawn from the policy if ``stochastic``.
 
-    Episodes are cut after ``limit`` steps (None: `EPISODE_LIMIT` if the environment has no limit).
+    Episodes are cut after ``limit`` steps (None: `EPISODE_LIMIT` if the environment has no limit);
+    an environment that has such a limit, or a shorter one, does it itself.
     If the rows of a VectorEnv cannot be ended one by one (``can_cut`` is False), the steps of a row
     up to the limit count as its last episode.
     """
@@ -162,10 +165,11 @@ class EpisodePlayer:
         self._played: list[list[PlayedEpisode]] = [[] for _ in range(rows)]
         self._quota: list[int]
         self._share(episodes)
-        if limit is None and envs.spec.max_episode_steps is None:
+        own = envs.spec.max_episode_steps or math.inf
+        if limit is None and own == math.inf:
             limit = EPISODE_LIMIT
         self.limit = limit
-        self.can_cut = limit is None or envs.limit_episodes(limit)
+        self.can_cut = limit is None or own <= limit or envs.limit_episodes(limit)
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
         self.steps = 0
         policies = {**(others or {}), group: policy}
@@ -248,12 +252,17 @@ class EpisodePlayer:
         for game in self._games.step([seat.out for seat in self._seats], ended):
             ret = game.mean(self._counted)
             if ret is not None:
-                cut = self.limit is not None and game.length >= self.limit
+                cut = game.length >= (self.limit or math.inf) and self._is_truncated(game.row)
                 of_type = means_of_types(game, self._types)
                 success = successes.get(game.row)
                 self._count(game.row, PlayedEpisode(ret, game.length, cut, of_type, success))
         if not self.can_cut:
             self._end_at_limit([episode.row for episode in ended[0]])
+
+    def _is_truncated(self, row: int) -> bool:
+        """Return whether the game of a row ended without an end of its own in this step."""
+        outs = [seat.out for seat in self._seats]
+        return any(out.truncated[row] and not out.terminated[row] for out in outs)
 
     def _count(self, row: int, episode: PlayedEpisode) -> None:
         if len(self._played[row]) < self._quota[row]:

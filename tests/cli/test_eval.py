@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -313,7 +314,22 @@ def test_a_registered_encoder_is_stored_as_what_other_processes_can_import(
 
 def test_max_episode_steps_ends_episodes_of_an_evaluation(trained: Path) -> None:
     found = evaluate(trained, episodes=20, max_episode_steps=5)
-    assert (found["length_mean"], found["episodes"], found["episodes_cut"]) == (5, 20, 0)
+    assert (found["length_mean"], found["episodes"], found["episodes_cut"]) == (5, 20, 20)
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", f"{__name__}:pendulum"])
+def test_the_own_limit_of_an_environment_cuts_no_episode(tmp_path: Path, env: str) -> None:
+    """Pendulum's is 200 steps, also where it is asked for."""
+    more: dict[str, Any] = {"serial": True, "quiet": True, "seed": 5, "num_envs_per_worker": 2}
+    train(AppoConfig(env=env, run_dir=str(tmp_path), train_for_env_steps=100, **more))
+    play = partial(evaluate, tmp_path, episodes=2, trust=Trust(everything=True))
+    for limit, length, cut in ((None, 200, 0), (200, 200, 0), (30, 30, 2)):
+        found = play(max_episode_steps=limit)
+        assert (found["length_mean"], found["episodes_cut"]) == (length, cut)
+
+
+def pendulum() -> gym.Env[Any, Any]:
+    return gym.make("Pendulum-v1")
 
 
 def test_a_long_evaluation_prints_its_progress() -> None:

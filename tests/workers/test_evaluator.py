@@ -179,6 +179,26 @@ def test_every_row_plays_its_share(episodes: int) -> None:
     assert player.played == expected and len(expected) == episodes
 
 
+@pytest.mark.parametrize(
+    ("env", "kwargs"),
+    [("envs:CodeEnv", {"length": 5, "ending": "terminate"}), ("multi_agent:zero_sum", {})],
+)
+def test_an_episode_that_ends_at_the_limit_by_itself_is_not_cut(
+    env: str, kwargs: dict[str, Any]
+) -> None:
+    config, model = EnvConfig(env=f"tests.support.{env}", env_kwargs=kwargs), OneWeight()
+    for limit in (3, 4, 5, 6):
+        envs = evaluation_envs(config, 4, seed=3)
+        policy: Any = FrozenPolicy(model)  # type: ignore[arg-type]
+        player = EpisodePlayer(envs, policy, 4, stochastic=False, seed=3, limit=limit)
+        while not player.done:
+            player.step()
+        envs.close()
+        itself = 4 if "zero_sum" in env else 5
+        assert [one.length for one in player.played] == [min(itself, limit)] * 4
+        assert [one.cut for one in player.played] == [limit < itself] * 4
+
+
 def test_results_come_out_in_order_and_none_is_overwritten() -> None:
     results, sent, taken = Evaluations(capacity=3), 0, []
     for _ in range(4):
