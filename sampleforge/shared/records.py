@@ -176,13 +176,19 @@ class EpisodeQueue:
         self._arrays = arrays
 
 
+OF_EPISODES = "#episodes"
+"""The end of the name of an extra value that is no metric: the number of episodes that have the
+metric of the name before it, if not all have it."""
+
+
 class Evaluation(NamedTuple):
     """The result of one evaluation, or of one evaluator's part of it.
 
     ``policy_version`` and ``env_steps`` (of training) are those of the moment when the weights were
     copied. Returns are sums of raw rewards; lengths are in env steps. ``extra`` has further metrics
     by name: of the types of agents, if there are several, and of an evaluation function of the
-    user's own, with which the statistics that it does not return are NaN."""
+    user's own, with which the statistics that it does not return are NaN; and beside some of these
+    the number of episodes that have it (`OF_EPISODES`)."""
 
     policy_version: int
     env_steps: int
@@ -207,13 +213,13 @@ class Evaluation(NamedTuple):
     def scalars(self) -> dict[str, float]:
         """Return all values that are known, by name."""
         known = {n: v for n, v in zip(self._fields, self[:-1], strict=False) if not math.isnan(v)}
-        return {**known, **self.extra}
+        return {**known, **{n: v for n, v in self.extra.items() if not n.endswith(OF_EPISODES)}}
 
 
 def combined(parts: Sequence[Evaluation]) -> Evaluation:
     """Return the evaluation that consists of these parts, of the same weights. A metric of the
-    user's own whose name ends in _min or _max is the extreme of the parts, any other one their mean
-    weighted by episodes."""
+    user's own whose name ends in _min or _max is the extreme of the parts that have it, any other
+    one their mean weighted by the episodes that have it."""
     if len(parts) == 1:
         return parts[0]
     episodes = sum(part.episodes for part in parts)
@@ -224,11 +230,8 @@ def combined(parts: Sequence[Evaluation]) -> Evaluation:
 
     center = mean([part.return_mean for part in parts])
     variance = mean([part.return_std**2 + (part.return_mean - center) ** 2 for part in parts])
-    extra = {}
-    for name in sorted({name for part in parts for name in part.extra}):
-        values = [part.extra.get(name, math.nan) for part in parts]
-        extreme = min if name.endswith("_min") else max if name.endswith("_max") else None
-        extra[name] = mean(values) if extreme is None else extreme(values)
+    names = sorted({name for part in parts for name in part.extra})
+    extra = {name: _combined(name, parts) for name in names if not name.endswith(OF_EPISODES)}
     return Evaluation(
         parts[0].policy_version,
         parts[0].env_steps,
@@ -240,6 +243,17 @@ def combined(parts: Sequence[Evaluation]) -> Evaluation:
         mean([part.length_mean for part in parts]),
         extra,
     )
+
+
+def _combined(name: str, parts: Sequence[Evaluation]) -> float:
+    """Return the extra metric ``name`` of all parts together."""
+    having = [part for part in parts if name in part.extra]
+    values = [part.extra[name] for part in having]
+    if name.endswith(("_min", "_max")):
+        return min(values) if name.endswith("_min") else max(values)
+    counts = [part.extra.get(name + OF_EPISODES, part.episodes) for part in having]
+    weights = counts if any(counts) else [1] * len(counts)
+    return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 class Evaluations:

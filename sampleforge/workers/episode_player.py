@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -303,3 +304,10 @@ def outcome(played: Sequence[PlayedEpisode]) -> dict[str, Any]:
         **({"success_rate": float(np.mean(successes))} if successes else {}),
         **{f"{OF_TYPE}{name}": float(np.mean(means)) for name, means in of_type.items()},
     }
+
+
+def known_episodes(played: Sequence[PlayedEpisode]) -> dict[str, int]:
+    """Return, for each metric of the `outcome` that not all episodes have, of how many it is."""
+    successes = ["success_rate" for episode in played if episode.success is not None]
+    types = [f"{OF_TYPE}{name}" for episode in played for name in episode.of_type]
+    return {name: n for name, n in Counter([*successes, *types]).items() if n < len(played)}

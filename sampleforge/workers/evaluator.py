@@ -18,13 +18,14 @@ from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.newest import SharedWeights
-from sampleforge.shared.records import Evaluation, EvaluationBoard, Evaluations
+from sampleforge.shared.records import OF_EPISODES, Evaluation, EvaluationBoard, Evaluations
 from sampleforge.workers.episode_player import (
     ALL,
     EpisodePlayer,
     EvaluationPart,
     PlayedEpisode,
     evaluation_envs,
+    known_episodes,
     outcome,
 )
 from sampleforge.workers.worker import EventDriven, Post
@@ -327,7 +328,9 @@ class EvaluatorWorker(EventDriven):
 
     def _finish(self, player: EpisodePlayer) -> None:
         self._count_episodes(player)
-        self._report(Evaluation.of(self._version, self._frozen_at, outcome(player.played)))
+        known = {f"{n}{OF_EPISODES}": c for n, c in known_episodes(player.played).items()}
+        values = {**outcome(player.played), **known}
+        self._report(Evaluation.of(self._version, self._frozen_at, values))
         self.close()
 
     def _count_episodes(self, player: EpisodePlayer) -> None:

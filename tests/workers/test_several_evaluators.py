@@ -40,7 +40,7 @@ from sampleforge.workers.evaluator import (
     EvaluatorWorker,
 )
 from sampleforge.workers.worker import Post
-from tests.support.envs import code_reward, episode_length
+from tests.support.envs import CodeEnv, code_reward, episode_length
 from tests.support.graphs import build, spec_of
 from tests.support.one_weight import OneWeight
 from tests.support.serial_runs import run_serially
@@ -51,13 +51,14 @@ CODE = EnvConfig(env="tests.support.envs:CodeEnv")
 class Several:
     """Evaluators of one policy on CodeEnv; the test does the work of all other workers."""
 
-    def __init__(self, evaluators: int, episodes: int) -> None:
+    def __init__(self, evaluators: int, episodes: int, env: EnvConfig = CODE) -> None:
+        self.env = env
         self.model = OneWeight()
         self.weights = SharedWeights(self.model.state_dict())
         self.counters = Counters(COUNTERS, 1 + evaluators)
         self.progress = Progress(self.counters, TrainingClock())
         self.board = EvaluationBoard(evaluators, [self.model.state_dict()])
-        self.parts = [Evaluations() for _ in range(evaluators)]
+        self.parts = [Evaluations(extra_bytes=500) for _ in range(evaluators)]
         self.results = DividedEvaluations(self.parts)
         self.episodes = episodes
         self.workers = [self.new(index) for index in range(evaluators)]
@@ -66,7 +67,7 @@ class Several:
         """A life of an evaluator."""
         part = EvaluationPart(index, len(self.parts))
         worker = EvaluatorWorker(
-            CODE,
+            self.env,
             OneWeight,  # type: ignore[arg-type]
             EvaluatorChannels(self.weights, self.parts[index], board=self.board),
             EvaluationSettings(1000, self.episodes, stochastic=False, seed=3, part=part),
@@ -122,6 +123,38 @@ def test_several_evaluators_play_what_one_would(evaluators: int, episodes: int) 
     (found,) = several.play()
     several.close()
     assert found[:-1] == pytest.approx(expected(episodes)[:-1], rel=1e-12)
+
+
+class Seldom(CodeEnv):
+    """Says only of the episodes of the first rows whether they were a success: of the longest in
+    these rows they are."""
+
+    def __init__(self, worker_index: int, vector_index: int) -> None:
+        super().__init__()
+        self.says = vector_index < 5
+
+    def step(self, action: Any) -> Any:
+        *values, _ = super().step(action)
+        return *values, {"is_success": self.steps > 5} if self.says else {}
+
+
+@pytest.mark.parametrize("env", [f"{__name__}:Seldom", "tests.support.multi_agent:hunt"])
+def test_what_not_all_episodes_have_is_the_mean_of_those_that_have_it(env: str) -> None:
+    """Whichever evaluators play these, of which one may have none."""
+    found = []
+    for evaluators in (1, 2, 4):
+        several = Several(evaluators, 37, EnvConfig(env=env))
+        several.train(1200, version=5)
+        found += [several.play()[0].scalars()]
+        several.close()
+    assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])
+    own = (
+        {"success_rate"}
+        if "Seldom" in env
+        else {f"return_mean_agents_{n}" for n in ("hunter", "prey")}
+    )
+    assert own == {name for name in found[0] if name not in Evaluation._fields}
+    assert 0 < found[0].get("success_rate", 0.5) < 1
 
 
 @pytest.mark.parametrize("episodes", [3, 16, 17, 50])
@@ -211,6 +244,10 @@ def test_metrics_of_a_function_are_combined_by_episodes_and_by_name() -> None:
         **{"policy_version": 5, "env_steps": 1200, "episodes": 4},
         **{"score": 5.0, "score_max": 8.0, "score_min": 4.0},
     }
+    score = {"score": 5.0, "score_max": 8.0, "score_min": 4.0}
+    lacking = Evaluation._make([5, 1200, 10, *[nan] * 5, {}])
+    found = combined([lacking, *parts]).scalars()
+    assert {name: found[name] for name in score} == score, "of the parts that have them"
 
 
 # ---- whole runs ----
