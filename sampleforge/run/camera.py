@@ -166,7 +166,8 @@ class Camera:
         self._subject = ""
         self._video: VideoFile | None = None
         self._frame: Frame | None = None
-        self._episode = self._step = 0
+        self._episode = self._frames = 0
+        self._repeat = 1
         self._agents: tuple[str, ...] | None = None
         self._returns: dict[str, float] = {}
 
@@ -184,6 +185,7 @@ class Camera:
         ``policy``: the id of the policy, in a run with several. Raises ConfigError, which names the
         environment, if it cannot be rendered."""
         self._subject = config.env if policy is None else f"{config.env}   {policy}"
+        self._repeat = config.action_repeat
         _work_without_display()
         config = dataclasses.replace(for_evaluation(config), env_backend="single")
         made, seeds = [self._made(config)], row_seeds(seed, 0, 0, 1)
@@ -231,13 +233,14 @@ class Camera:
             assert self._video is not None
             self._video.hold(self._frame, HOLD_S)
         self._episode += 1
-        self._step, self._returns = 0, {}
+        self._frames, self._returns = 0, {}
         self._take(picture, env_id)
 
     def step(self, picture: Any, rewards: Mapping[str, float], env_id: str) -> None:
-        """Take the frame after a step. ``rewards``: each agent's reward, by its name ("" if there
+        """Take the frame after a step of the environment, of which an env step has several where
+        actions are repeated. ``rewards``: each agent's reward, by its name ("" if there
         is only one)."""
-        self._step += 1
+        self._frames += 1
         for agent, reward in rewards.items():
             self._returns[agent] = self._returns.get(agent, 0.0) + float(reward)
         self._take(picture, env_id)
@@ -250,7 +253,7 @@ class Camera:
 
     def _position(self) -> list[str]:
         """Return the lines that say where the episode is."""
-        step = f"step {self._step:,}"
+        step = f"step {-(-self._frames // self._repeat):,}"
         if self._agents is None:
             number = f"episode {self._episode} of {self._episodes}"
             return [f"{number}   {step}   return {self._returns.get('', 0.0):,.2f}"]

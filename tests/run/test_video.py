@@ -16,6 +16,7 @@ from sampleforge.cli import main
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector, own_outputs
+from sampleforge.run import camera
 from sampleforge.run.camera import HOLD_S, LINE, MARGIN, WIDTH, Camera
 from sampleforge.topologies.config import AppoConfig
 from tests.support import picture_envs
@@ -100,6 +101,28 @@ def test_every_step_of_every_episode_is_a_frame_and_the_last_one_stays(
     assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is left"
 
 
+def test_the_caption_counts_env_steps_where_actions_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of the environment is a frame; an episode of three is two env steps."""
+    captions: list[str] = []
+    drawn = camera.captioned
+
+    def seen(frame: Any, lines: list[str]) -> Any:
+        captions.append(lines[1])
+        return drawn(frame, lines)
+
+    monkeypatch.setattr(camera, "captioned", seen)
+    config = EnvConfig(
+        env="tests.support.picture_envs:PictureEnv", action_repeat=2, decorrelate=False
+    )
+    with Camera(tmp_path / "one.mp4", 1) as filming:
+        shown(filming.row(config, 0, None))
+    assert [caption.split("   ")[1] for caption in captions] == [
+        f"step {step}" for step in (0, 1, 1, 2)
+    ]
+
+
 @pytest.mark.parametrize("factory", ["PictureEnv", "PictureAgents"])
 def test_a_filmed_row_gives_the_observations_of_an_evaluation(factory: str, tmp_path: Path) -> None:
     """Those beyond the bounds of their Box are cut off in both."""
@@ -109,9 +132,9 @@ def test_a_filmed_row_gives_the_observations_of_an_evaluation(factory: str, tmp_
         clip_observations=True,
         decorrelate=False,
     )
-    with Camera(tmp_path / "one.mp4", 1) as camera:
+    with Camera(tmp_path / "one.mp4", 1) as filming:
         found, expected = (
-            shown(rows) for rows in (camera.row(config, 0, None), make_vector(config, 1, [0]))
+            shown(rows) for rows in (filming.row(config, 0, None), make_vector(config, 1, [0]))
         )
     assert found == expected and min(found[0]) == -1.0
 
