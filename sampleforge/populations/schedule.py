@@ -318,9 +318,14 @@ def _check_values(session: Session, given: str, changes: Sequence[LearnerChange]
 
 
 def _without_effect(session: Session, schedule: Schedule) -> Iterator[str]:
-    """Yield a sentence for each hyperparameter that a schedule changes and that nothing reads in
-    the session's run. That of a population names all, and only those that differ from the run's own
-    count."""
+    """Yield a sentence for each flag whose value the schedule replaces at the beginning, and for
+    each hyperparameter that it changes and that nothing reads in the session's run. The schedule of
+    a population names all, and only those that differ from the run's own count."""
+    asked, usual = session.opened.asked, type(session.opened.asked)()
+    for name, value in schedule.changes[0].hyperparameters.items():
+        own = getattr(asked, name, None)
+        if own not in (getattr(usual, name, None), value):
+            yield f"{typed(name, own)} has no effect: the file begins with {value}"
     config, values = session.run_plan.config, [each.hyperparameters for each in schedule.changes]
     in_turn = stages(Resolved(config, session.plan, session.spec), values)
     for name in sorted({name for each in values for name in each}):

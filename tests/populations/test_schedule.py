@@ -217,7 +217,11 @@ def test_what_a_schedule_changes_without_effect_is_named(tmp_path: Path) -> None
     config = by_hand(tmp_path / "s.json", changes)
     expected = "vtrace_rho has no effect: it is for --advantage vtrace, and gae was chosen"
     assert told_of(config) == [f"--schedule {tmp_path / 's.json'}: {expected}"]
-    assert told_of(replace(config, advantage="vtrace", run_dir=str(tmp_path / "vtrace"))) == []
+    vtrace = replace(config, advantage="vtrace", run_dir=str(tmp_path / "vtrace"))
+    assert told_of(replace(vtrace, learning_rate=1e-3)) == []
+    other = replace(vtrace, learning_rate=2e-3, run_dir=str(tmp_path / "other"))
+    (overridden,) = told_of(other)
+    assert "--learning-rate 0.002 has no effect: the file begins with 0.001" in overridden
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sampleforge.env.games import OF_ENV
 from sampleforge.run.folder.files import LineFile, writing
 from sampleforge.run.reports.policy_statistics import mean_return
-from sampleforge.run.reports.statistics import FirstEpisodes
+from sampleforge.run.reports.statistics import FirstEpisodes, first_of, rows_of
 from sampleforge.runtime.files import write_atomically
 from sampleforge.shared.records import EpisodeRecord, games
 
@@ -293,13 +293,8 @@ def _record(row: Mapping[str, str], policies: Sequence[str]) -> EpisodeRecord:
 
 def _part_of(session: Session, first_step: int) -> dict[str, int]:
     """Return the `PART` of a run that begins after ``first_step``, as `RunStatistics` counts it."""
-    groups, config = session.graph.groups, session.resolved
-    explorations = [group.exploration for group in groups if group.exploration]
-    rows = 0 if getattr(config, "pbt", False) else session.plan.envs
-    if explorations and rows:
-        rows = sum(not third for third in explorations[0].third.values())
-    window = config.metrics_window * len(groups)
-    return dict(zip(PART, (first_step, rows, window), strict=True))
+    first = first_of(session.graph, rows_of(session), session.resolved.metrics_window)
+    return dict(zip(PART, (first_step, *first), strict=True))
 
 
 def _header(line: str) -> dict[str, Any] | None:

@@ -40,19 +40,21 @@ class FirstEpisodes:
         self._rows = rows
         self._left = window if rows > 1 else 0
         self._patience = PATIENCE * max(window, rows)
-        self._waiting: dict[tuple[int, int, int], deque[Sequence[EpisodeRecord]]] = {}
+        self._waiting: dict[tuple[int, int, int], deque[tuple[int, Sequence[EpisodeRecord]]]] = {}
+        """By row, each with a number that grows from one to the next."""
 
     @property
     def waiting(self) -> list[Sequence[EpisodeRecord]]:
-        """The games that have ended and do not count yet."""
-        return [game for row in self._waiting.values() for game in row]
+        """The games that have ended and do not count yet, in the order in which they ended."""
+        waiting = [each for row in self._waiting.values() for each in row]
+        return [game for _, game in sorted(waiting, key=lambda each: each[0])]
 
     def take(self, game: Sequence[EpisodeRecord]) -> list[Sequence[EpisodeRecord]]:
         """Take the records of a game that has ended (an episode, with one agent); return the games
         that count from now on."""
         if self._left <= 0:
             return [game]
-        self._waiting.setdefault(game[0][:3], deque()).append(game)
+        self._waiting.setdefault(game[0][:3], deque()).append((-self._patience, game))
         self._patience -= 1
         if self._patience <= 0:
             self._left, counted = 0, self.waiting
@@ -60,7 +62,7 @@ class FirstEpisodes:
             return counted
         counted = []
         if len(self._waiting) == self._rows and all(self._waiting.values()):
-            counted = [self._waiting[row].popleft() for row in sorted(self._waiting)]
+            counted = [self._waiting[row].popleft()[1] for row in sorted(self._waiting)]
             self._left -= len(counted)
         if self._left <= 0:
             self._waiting = {}
@@ -113,10 +115,7 @@ class RunStatistics:
             PolicyStatistics(group, graph.counters, earlier.get(group.id, {}), window, types)
             for group in graph.groups
         ]
-        explorations = [group.exploration for group in graph.groups if group.exploration]
-        if explorations and rows:  # those of the third that explores least
-            rows = sum(not third for third in explorations[0].third.values())
-        self._first = FirstEpisodes(rows, window * len(self.policies))
+        self._first = FirstEpisodes(*first_of(graph, rows, window))
         # The checkpoints of the policies are written one after the other: the last has the most.
         run = max(earlier.values(), key=lambda state: state.get("env_frames", 0), default={})
         self._before = {name: int(run.get(name, 0)) for name in KEPT}
@@ -397,14 +396,28 @@ class RunStatistics:
 
 def statistics_of(session: Session) -> RunStatistics:
     """Return the statistics of a wired session, which go on from those of its folder."""
-    config = session.resolved
     return RunStatistics(
         session.graph,
         {stored.id: stored.earlier.get("statistics", {}) for stored in session.opened.policies},
-        config.metrics_window,
-        rows=0 if getattr(config, "pbt", False) else session.plan.envs,
+        session.resolved.metrics_window,
+        rows=rows_of(session),
         types=types_of_seats(session.spec),
     )
+
+
+def rows_of(session: Session) -> int:
+    """Return the number of a wired session's env rows; 0 if the first episodes are as good as the
+    later ones."""
+    return 0 if getattr(session.resolved, "pbt", False) else session.plan.envs
+
+
+def first_of(graph: Graph, rows: int, window: int) -> tuple[int, int]:
+    """Return the arguments of the `FirstEpisodes` of a run with so many env ``rows``, of which only
+    the third counts that explores least, and with a ``window`` of episodes for each policy."""
+    explorations = [group.exploration for group in graph.groups if group.exploration]
+    if explorations and rows:
+        rows = sum(not third for third in explorations[0].third.values())
+    return rows, window * len(graph.groups)
 
 
 def _parts(game: Sequence[EpisodeRecord]) -> list[tuple[int, _Part]]:

@@ -120,6 +120,10 @@ def test_a_row_without_an_end_is_not_waited_for_for_ever() -> None:
     counted = [first.take([record(0, float(i))]) for i in range(PATIENCE * 4 + 1)]
     assert counted[:-2] == [[]] * (PATIENCE * 4 - 1)
     assert len(counted[-2]) == PATIENCE * 4 and len(counted[-1]) == 1
+    several, rows = FirstEpisodes(rows=3, window=4), (0, 1)
+    ended = [record(rows[i % 2], float(i)) for i in range(PATIENCE * 4)]
+    (all_at_once,) = [counted for each in ended if (counted := several.take([each]))]
+    assert all_at_once == [[each] for each in ended], "in the order in which they ended"
 
 
 def test_episodes_that_wait_count_when_the_run_is_resumed() -> None:
