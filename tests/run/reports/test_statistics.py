@@ -122,7 +122,7 @@ def test_a_row_without_an_end_is_not_waited_for_for_ever() -> None:
     assert len(counted[-2]) == PATIENCE * 4 and len(counted[-1]) == 1
     several, rows = FirstEpisodes(rows=3, window=4), (0, 1)
     ended = [record(rows[i % 2], float(i)) for i in range(PATIENCE * 4)]
-    (all_at_once,) = [counted for each in ended if (counted := several.take([each]))]
+    (all_at_once,) = [found for each in ended if (found := several.take([each]))]
     assert all_at_once == [[each] for each in ended], "in the order in which they ended"
 
 
