@@ -36,6 +36,8 @@ MOST = 3
 FEW_ACTIONS = 2
 """Numbers in a Box action up to which there are few."""
 OF_CRITICS = ("sac", "crossq", "td3")
+WITH_BONUS = ("appo", "ddppo", "pqn")
+"""Those that can pay for new observations, which helps where all random episodes are alike."""
 ROWS = {"appo": 16, **dict.fromkeys(OF_CRITICS, 4)}
 """Env rows of a run by the defaults; those of `OF_CRITICS` are in one worker."""
 FROM_REPLAY = ("apex", *OF_CRITICS)
@@ -124,6 +126,8 @@ def _suggestion(
         flags += [*shlex.split(row.flags), "--train-for-env-steps", f"{steps:.0f}"]
         if row.algo in OF_CRITICS:
             flags += _of_size(values, flags)
+        if row.algo in WITH_BONUS and values.get("return_spread") == 0.0:
+            flags += ["--rnd-coeff", "1" if values.get("reward_min") else "0.5"]
     beside = row.algo in FROM_REPLAY and cores > 1
     parts = simulation, row.seconds
     seconds = max(parts) if beside else sum(parts)

@@ -267,6 +267,8 @@ def rewards(played: Played) -> Finding:
     text = f"{given.low:g} to {given.high:g}, {_share(given.nonzero, given.count)} not 0{ret}"
     mean = given.total / given.count
     values = {"reward_min": given.low, "reward_max": given.high, "reward_mean": mean}
+    if returns.count >= 5:
+        values["return_spread"] = returns.high - returns.low
     if not given.nonzero:
         return Finding(
             "warning",
@@ -283,7 +285,8 @@ def rewards(played: Played) -> Finding:
             "rewards",
             f"all {returns.count:,} episodes had the return {returns.low:g}, whatever the actions "
             "were",
-            "if the reward does not depend on the actions, there is nothing to learn",
+            "if random actions never reach what would change it, pay for what is new "
+            "(--rnd-coeff 1); if it does not depend on the actions, there is nothing to learn",
             values=values,
         )
     if max(abs(given.low), abs(given.high)) >= LARGE:

@@ -54,6 +54,16 @@ def commands(env: str, **values: Any) -> list[str]:
             {"cut_after": 50.0},
             "--max-episode-steps 50 --her --no-decorrelate",
         ),
+        (
+            "MountainCar-v0",
+            {"return_spread": 0.0, "reward_min": -1.0, "reward_max": -1.0},
+            "appo --env MountainCar-v0 --train-for-env-steps 200000 --rnd-coeff 1",
+        ),
+        (
+            "tests.support.deep_sea:DeepSea",
+            {"return_spread": 0.0, "reward_min": 0.0, "reward_max": 0.0},
+            "--rnd-coeff 0.5",
+        ),
         ("tests.support.envs:MixedActionEnv", {}, "appo --env tests.support.envs:MixedActionEnv"),
         ("PaddleDuel-v0", {}, "appo --env PaddleDuel-v0"),
     ],
