@@ -64,6 +64,6 @@ def _out(flags: TuneFlags) -> Path:
     if by == Path(flags.folder).resolve() and (by / STUDY).is_file():
         return out
     raise ConfigError(
-        f"--out {out} exists already and was not written by `{flags.for_return}` in "
-        f"{flags.folder}; give another --out"
+        f"--out {out} exists already and does not say that `{flags.for_return}` in "
+        f"{flags.folder} has written it; give another --out"
     )

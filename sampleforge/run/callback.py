@@ -60,7 +60,8 @@ class Callback(WorkerCallback):
 
     def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
         """The record of a finished episode has come from its actor: actor, split, row, return and
-        length. (`on_episode_end` runs in the actor, beside the environment.)"""
+        length. (`on_episode_end` runs in the actor, beside the environment.) Episodes whose record
+        comes once the workers have ended are counted without a call."""
 
     def extend_report(self, session: Session, report: dict[str, float]) -> None:
         """A report is being made: add scalars to it, or change them; ``env_steps`` and ``wall_s``

@@ -242,12 +242,13 @@ class Session:
         self.take_results()
 
     def take_results(self) -> None:
-        """Take finished episodes and evaluations, and what went wrong in environments."""
+        """Take finished episodes and evaluations, and what went wrong in environments. Callbacks
+        are not told of episodes that come once the workers have ended."""
         self._take_events()
         episodes = self.graph.episodes.take()
         self._files.take_episodes(self, episodes)
         self.statistics.take_episodes(episodes)
-        if self._callbacks.having("on_episode_record"):
+        if self._callbacks.having("on_episode_record") and not self._has_ended:
             for record in episodes:
                 self._callbacks.tell("on_episode_record", record)
         if (first := self.statistics.first_nonfinite()) is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import faster_fifo
 
-Kind = Literal["log", "episode_stats", "custom_metrics"]
+Kind = Literal["log", "episode_stats"]
 QUEUE_BYTES = 1 << 18
 MAX_TEXT = 16 << 10
 """Longest log line in characters. Of a longer one the end is kept, because the cause stands
@@ -25,9 +25,8 @@ there."""
 
 class Event(NamedTuple):
     """An event. ``source``: the worker's name. ``payload``: (level, text) of a log line, or
-    (number, {name: value}) of an episode's statistics, where the record of the episode has the
-    number, or (index of the policy, {name: value}) of the metrics that callbacks add to an
-    episode."""
+    (number, {name: value}) of what environment and callbacks report of an episode, where the record
+    of the episode has the number."""
 
     source: str
     kind: Kind

@@ -81,6 +81,8 @@ KEPT = (
 )
 """Counters whose totals go on over the runs of a folder."""
 ALSO_OF_EVALUATORS = ("restarts", "env_restarts")
+MOST_LATE = 10_000
+"""Episodes whose record has come, and whose statistics are waited for."""
 EARLY = "return_mean_early"
 """The name of the mean return of the first episodes while none counts."""
 
@@ -167,6 +169,8 @@ class RunStatistics:
                 self._count_values(policy, self._stats.pop(record.stats))
             elif record.stats:
                 self._late[record.stats] = policy
+                if len(self._late) > MOST_LATE:  # lost: a full queue of events drops some
+                    del self._late[next(iter(self._late))]
 
     def _count_values(self, policy: int | None, stats: Mapping[str, float]) -> None:
         if policy is None:

@@ -164,6 +164,17 @@ def test_what_is_reported_of_an_episode_counts_with_its_return() -> None:
     assert reported(ours) == (3.0, 25.0, 250.0)
 
 
+def test_what_is_lost_on_the_way_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sampleforge.run.reports.statistics.MOST_LATE", 3)
+    ours = statistics(10)
+    ours.take_episodes([record(0, 1.0)._replace(stats=number) for number in range(1, 6)])
+    for number in range(1, 6):
+        ours.take_stats(number, {"env_a": float(number)})
+    assert ours.scalars({"policy": {}})["env_a"] == 4.0, "of the newest three"
+
+
 def test_what_rows_report_that_explore_more_does_not_count() -> None:
     graph = build_apex(
         apex_config(env="CartPole-v1", num_workers=1, num_splits=1, num_envs_per_worker=6)
@@ -207,6 +218,9 @@ class Actors(Callback):
 
     def on_start(self, session: Session) -> None:
         self.before = session.statistics.episodes
+
+    def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
+        assert not session._has_ended, "what a hook may call needs the workers"
 
     def on_checkpoint(self, session: Session, env_steps: int) -> None:
         self.at_end = session.statistics.episodes

@@ -99,7 +99,7 @@ def test_a_file_that_the_search_has_not_written_is_not_replaced(
         out.write_text(text)
         assert main(command) == 2
         error = " ".join(capsys.readouterr().err.split())
-        expected = "was not written by `sampleforge tune CartPole-v1 appo --for return` in found"
+        expected = "does not say that `sampleforge tune CartPole-v1 appo --for return` in found has"
         assert expected in error
         assert out.read_text() == text
     assert main([*COMMAND[:-1], "nowhere/tuned.yaml"]) == 2
