@@ -29,6 +29,7 @@ from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
+from sampleforge.run.callback import Callback
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.graph import Graph
@@ -36,6 +37,7 @@ from sampleforge.topologies.pairings import ppo_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.hooks import LearnerUpdate
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.split import SteppingInRounds
 from tests.support.envs import code_reward
@@ -363,6 +365,19 @@ def test_invalid_settings_of_variable_experience_are_refused() -> None:
     assert (plan.num_splits, plan.rows, plan.slots) == (envs, 1, 2 * envs)
 
 
+class Steps(Callback):
+    """Writes the version after each update of rank 0, and its minibatches without a step, to a
+    file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_learner_update(self, update: LearnerUpdate) -> None:
+        if update.learner == 0:
+            with self.path.open("a") as file:
+                file.write(f"{update.version} {update.metrics['empty_minibatches']:.0f}\n")
+
+
 @pytest.mark.multiprocess(timeout=120)
 def test_ranks_of_uneven_envs_train_with_equal_weights(tmp_path: Path) -> None:
     """--debug compares checksums after every update and fills freed slots with NaN."""
@@ -375,9 +390,14 @@ def test_ranks_of_uneven_envs_train_with_equal_weights(tmp_path: Path) -> None:
         report_interval=1,
         run_dir=str(tmp_path / "run"),
     )
-    summary = train(chosen).summary
+    summary = train(chosen, [Steps(tmp_path / "steps")]).summary
     assert summary["status"] == "finished" and summary["env_steps"] >= 1500
-    assert summary["updates"] % (2 * ROWS) == 0
+    before = 0
+    for line in (tmp_path / "steps").read_text().splitlines():
+        version, empty = map(int, line.split())
+        assert version - before + empty == 2 * ROWS, "each minibatch makes a step if it has a row"
+        before = version
+    assert summary["updates"] == before > 0
     reports = read_metrics(tmp_path / "run" / "metrics.jsonl")
     last = [report for report in reports if "policy_lag_mean" in report][-1]
     assert last["skipped_steps"] == 0
