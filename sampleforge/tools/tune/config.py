@@ -105,27 +105,19 @@ def folder_of_search(asked: TuneConfig, out: Path) -> Path | None:
     return None
 
 
-def write_found(
+def write_tuned(
     console: Console,
     asked: TuneConfig,
     out: Path,
-    folder: Path,
-    about: tuple[str, str],
+    head: str,
     values: Mapping[str, Any],
-) -> None:
-    """As `write_tuned`, for a search for return in ``folder``; ``about``: what the comment says
-    before and after its command."""
-    result, rest = about
-    seen = os.path.relpath(folder.resolve(), out.resolve().parent)
-    head = f"# {result} by\n# `{asked.for_return}`{rest}.\n{FOLDER}{json.dumps(seen)}\n"
-    write_tuned(console, asked, out, head, values)
-
-
-def write_tuned(
-    console: Console, asked: TuneConfig, out: Path, head: str, values: Mapping[str, Any]
+    folder: Path | None = None,
 ) -> None:
     """Write the flags that were found as a YAML file for --config, after the comment ``head``, and
-    print the command that trains with it."""
+    print the command that trains with it. ``folder``: of the search, if it can go on."""
+    if folder is not None:
+        seen = os.path.relpath(folder.resolve(), out.resolve().parent)
+        head += f"{FOLDER}{json.dumps(seen)}\n"
     text = yaml.safe_dump({"algo": asked.algo, "env": asked.env, **values}, sort_keys=False)
     write_atomically(out, (head + text).encode())
     words = ["sampleforge", "train", asked.algo]

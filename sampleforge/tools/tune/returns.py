@@ -26,7 +26,7 @@ from sampleforge.tools.jobs.loop import launched_in, run_jobs
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
 from sampleforge.tools.sweep.study import SHOWN, news, shown, table
 from sampleforge.tools.sweep.sweep import Sweep
-from sampleforge.tools.tune.config import TuneConfig, write_found
+from sampleforge.tools.tune.config import TuneConfig, write_tuned
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
 from sampleforge.topologies.registry import pairing
@@ -314,9 +314,10 @@ def _report(
         "difference is luck: train both with several seeds, and see `sampleforge compare`."
     )
     screen.say(note)
-    result = (
-        f"Best mean return of the last episodes, {best['value']:,.5g}, after {seconds:g} s of "
-        f"training, of {summary['complete']} complete trials"
+    head = (
+        f"# Best mean return of the last episodes, {best['value']:,.5g}, after {seconds:g} s of "
+        f"training, of {summary['complete']} complete trials by\n"
+        f"# `{asked.for_return}`{beside}.\n"
     )
-    write_found(screen.console, asked, out, sweep.folder, (result, beside), best["params"])
+    write_tuned(screen.console, asked, out, head, best["params"], sweep.folder)
     return 0
