@@ -105,7 +105,6 @@ def evaluate(
     code that ``trust`` does not cover, or if the exported policy is for other spaces.
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
-    exported = None if onnx is None else OnnxPolicy(onnx)
     config = trusted_config(folder, trust)
     seed = _default_seed(config, observers) if seed is None else seed
     spec = folder.read_spec()
@@ -115,7 +114,7 @@ def evaluate(
         if not keeps_directory(config.env):
             resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
         contestant = _contestant(
-            folder, config, which, policy, exported, recorded=observers.recorder is not None
+            folder, config, which, policy, onnx, recorded=observers.recorder is not None
         )
         observers.alive()
         envs = _rows(env, count, seed, spec, contestant, observers, resources)
@@ -195,14 +194,14 @@ def _contestant(
     config: AnyConfig,
     which: str,
     policy: str | None,
-    exported: OnnxPolicy | None,
+    onnx: str | Path | None,
     *,
     recorded: bool,
 ) -> _Contestant:
-    """Return the exported policy, or without one the policy of a checkpoint. ``recorded``: what it
-    does is recorded."""
-    if exported is not None:
-        return _of_export(exported, config)
+    """Return the policy that is exported in the file ``onnx``, or without one that of a checkpoint.
+    ``recorded``: what it does is recorded."""
+    if onnx is not None:
+        return _of_export(OnnxPolicy(onnx), config)
     model, spec, state = load_model(folder, config, which, policy)
 
     def meet(envs: EnvVector, group: int) -> None:
