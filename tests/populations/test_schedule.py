@@ -25,7 +25,6 @@ from sampleforge.populations.schedule import (
     read_schedule,
     schedule_of_round,
 )
-from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.session import Session
 from sampleforge.tools.pbt.across_runs import Population
@@ -33,6 +32,7 @@ from sampleforge.tools.pbt.member_change import MemberRules
 from sampleforge.tools.pbt.published import run_folder
 from sampleforge.tools.pbt.settings import PopulationSettings
 from sampleforge.topologies.config import AppoConfig
+from tests.support.callbacks import Warnings
 from tests.support.jobs import JobsAtOnce
 
 
@@ -185,17 +185,6 @@ def test_a_schedule_for_another_algorithm_is_refused(tmp_path: Path) -> None:
         replay(tmp_path / "replay", path)
 
 
-class Told(Callback):
-    """Has the warnings of a session."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def on_message(self, session: Session, message: Message) -> None:
-        if message.level == "warning":
-            self.texts.append(message.text)
-
-
 def by_hand(path: Path, changes: Mapping[int, Any]) -> AppoConfig:
     """Write a schedule; return the config of a run that follows it. ``changes``: hyperparameters by
     env steps."""
@@ -206,9 +195,9 @@ def by_hand(path: Path, changes: Mapping[int, Any]) -> AppoConfig:
 
 def told_of(config: AppoConfig) -> list[str]:
     """The warnings at the beginning of a run."""
-    told = Told()
+    told = Warnings()
     with Session(config, [told, *population_callbacks(config)]):
-        return told.texts
+        return told.warnings
 
 
 def test_what_a_schedule_changes_without_effect_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.presets import preset_names, preset_values
 from sampleforge.run import unused
 from sampleforge.run.beginning import wired
-from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.run.session import Session
 from sampleforge.run.unused import RULES, Resolved, crowded, without_effect
@@ -30,6 +29,7 @@ from sampleforge.topologies.config import (
     Td3Config,
 )
 from sampleforge.topologies.pairings.critics_config import SacConfig
+from tests.support.callbacks import Warnings
 from tests.support.envs import CodeEnv
 from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset
@@ -227,36 +227,27 @@ def test_a_preset_has_no_setting_without_effect(algo: str, name: str) -> None:
     assert told(config) == []
 
 
-class Told(Callback):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def on_message(self, session: Session, message: Message) -> None:
-        if message.level == "warning":
-            self.texts.append(message.text)
-
-
 def test_the_user_is_told_of_settings_without_effect(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**CARTPOLE, "serial": True, "run_dir": str(tmp_path)}
-    told = Told()
+    told = Warnings()
     with Session(AppoConfig(**settings, vtrace_c=2.0), [told]):
         expected = "--vtrace-c 2.0 has no effect: it is for --advantage vtrace, and gae was chosen"
-        assert told.texts == [expected]
+        assert told.warnings == [expected]
 
 
 def test_a_reward_scale_that_changes_has_an_effect_while_it_does(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**CARTPOLE, "serial": True}
 
-    class Rescale(Told):
+    class Rescale(Warnings):
         def on_start(self, session: Session) -> None:
             session.set_hyperparameter("reward_scale", 0.1)  # as the rewards become larger
 
-    told: Told = Rescale()
+    told: Warnings = Rescale()
     with Session(AppoConfig(**settings, run_dir=str(tmp_path / "set")), [told]):
-        assert told.texts == []
-    told, settings["run_dir"] = Told(), str(tmp_path / "annealed")
+        assert told.warnings == []
+    told, settings["run_dir"] = Warnings(), str(tmp_path / "annealed")
     with Session(annealed(settings, reward_scale="linear:1:0.1"), [told]):
-        (text,) = told.texts
+        (text,) = told.warnings
         flag = "--anneal reward_scale=linear:1:0.1"
         assert text.startswith(f"{flag} has an effect only while it changes: returns are divided")
 

@@ -28,6 +28,7 @@ from sampleforge.topologies.config import (
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.metrics import DivergedError
 from sampleforge.workers.policy_mapping import StreamId
+from tests.support.callbacks import Warnings
 from tests.support.graphs import build, spec_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.runs import summary
@@ -175,15 +176,6 @@ def fair(seat: StreamId, rollout: int) -> str:
     return f"policy_{rollout % 2}"
 
 
-class Warnings(Callback):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def on_message(self, session: Session, message: Message) -> None:
-        if message.level == "warning":
-            self.texts.append(message.text)
-
-
 def warnings_of(function: str, folder: Path) -> tuple[list[str], dict[str, float]]:
     """Train 8,000 env steps, of which a split takes 32 a rollout; return the warnings and the last
     report."""
@@ -202,7 +194,7 @@ def warnings_of(function: str, folder: Path) -> tuple[list[str], dict[str, float
     told = Warnings()
     with Session(config, [told]) as session:
         *_, last = session.reports()
-    return told.texts, last
+    return told.warnings, last
 
 
 @pytest.mark.long

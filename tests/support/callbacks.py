@@ -17,6 +17,17 @@ from tests.support.envs import code_reward
 SEEN: list[tuple[Any, ...]] = []
 
 
+class Warnings(sf.Callback):
+    """Has the warnings of a session."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def on_message(self, session: sf.Session, message: sf.Message) -> None:
+        if message.level == "warning":
+            self.warnings.append(message.text)
+
+
 class Auditor(sf.Callback):
     """Checks on CodeEnv that every hook of an episode is told what belongs to it, and notes the
     ends: (actor, split, row, seat, return, length, counted)."""

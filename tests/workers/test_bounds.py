@@ -9,19 +9,9 @@ from pathlib import Path
 import pytest
 
 from sampleforge.api import train
-from sampleforge.run.callback import Callback, Message
-from sampleforge.run.session import Session
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.actor import looks_at_bounds
-
-
-class Told(Callback):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def on_message(self, session: Session, message: Message) -> None:
-        if message.level == "warning":
-            self.warnings.append(message.text)
+from tests.support.callbacks import Warnings
 
 
 @pytest.mark.long
@@ -29,7 +19,7 @@ class Told(Callback):
 def test_an_observation_outside_its_bounds_is_a_warning_with_env_row_and_remedy(
     wrong: str, tmp_path: Path
 ) -> None:
-    told = Told()
+    told = Warnings()
     config = AppoConfig(
         env="tests.support.envs:WrongDtypeEnv",
         env_kwargs={"wrong": "bounds", "after": 6 if wrong else 60, "length": 50},

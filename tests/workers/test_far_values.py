@@ -12,8 +12,6 @@ import pytest
 from sampleforge.api import train
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_play import RandomPlay
-from sampleforge.run.callback import Callback, Message
-from sampleforge.run.session import Session
 from sampleforge.topologies.config import (
     AnyConfig,
     ApexConfig,
@@ -24,6 +22,7 @@ from sampleforge.topologies.config import (
     Td3Config,
 )
 from tests.support.apex_graphs import build_replay, serial_rounds
+from tests.support.callbacks import Warnings
 from tests.support.graphs import rollouts
 from tests.support.runs import summary
 from tests.support.variants import slow
@@ -50,15 +49,6 @@ RUNS: dict[str, AnyConfig] = {
     "td3": Td3Config(**BOXES),
     "population": AppoConfig(**SPIKES, num_policies=2, pbt=True),
 }
-
-
-class Told(Callback):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def on_message(self, session: Session, message: Message) -> None:
-        if message.level == "warning":
-            self.warnings.append(message.text)
 
 
 @pytest.mark.long
@@ -100,7 +90,7 @@ def test_an_absurd_reward_is_in_no_window_of_the_replay(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["obs", "reward", ""])
 def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path) -> None:
-    told = Told()
+    told = Warnings()
     given: dict[str, Any] = {"where": where, "value": 1e8, "at": 40}
     config = AppoConfig(
         **SPIKES, env_kwargs=given, train_for_env_steps=1000, run_dir=str(tmp_path / "run")
@@ -125,7 +115,7 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
 def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     name: str, where: str, tmp_path: Path
 ) -> None:
-    told, run = Told(), tmp_path / "run"
+    told, run = Warnings(), tmp_path / "run"
     given: dict[str, Any] = {"where": where, "value": 1e3, "at": 405}
     chosen: dict[str, Any] = {"env_kwargs": given, "train_for_env_steps": 6000, "run_dir": str(run)}
     train(replace(RUNS[name], **chosen), callbacks=[told])
@@ -139,7 +129,7 @@ def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
 @pytest.mark.long
 def test_a_far_number_in_a_stack_of_frames_is_counted_once(tmp_path: Path) -> None:
     """In the frame in which it comes, and not again in the stacks that still hold it."""
-    told, run = Told(), tmp_path / "run"
+    told, run = Warnings(), tmp_path / "run"
     given: dict[str, Any] = {"where": "obs", "value": 1e3, "at": 405}
     chosen: dict[str, Any] = {"env_kwargs": given, "train_for_env_steps": 3000, "run_dir": str(run)}
     stacked = replace(RUNS["apex"], env="tests.support.spike_envs:stacked_spikes")
