@@ -1,5 +1,6 @@
 """What a session watches, and warns of: environments that start late or raise errors, memory that
-grows, stale experience, policies that are never picked, and a run that learns nothing."""
+grows, stale experience, policies that are never picked, returns that never differ, and a run that
+learns nothing."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ from sampleforge.workers.metrics import SKIPPED, DivergedError
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
+    from sampleforge.shared.records import EpisodeRecord
 
 
 class Learned(Callback):
@@ -287,6 +289,50 @@ class StaleExperience(Callback):
                 session.message(f"{of}{text}", "warning")
 
 
+SAME = 200
+"""Number of first episodes whose returns, if they are all the same, the user is told of."""
+
+
+class SameReturns(Callback):
+    """Says once, of a run that begins with new weights, that its first `SAME` episodes all had the
+    same return, with the flag that helps, if the algorithm has it: no gradient follows from
+    rewards that tell no action from another."""
+
+    def __init__(self) -> None:
+        self._return: float | None = None
+        self._count = 0
+
+    def on_start(self, session: Session) -> None:
+        config = session.resolved
+        recorded = getattr(config, "datasets", ())
+        if session.opened.earlier or config.init_from or recorded:
+            self._end()
+
+    def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
+        self._count += 1
+        if self._return not in (None, record.ret):
+            self._end()
+            return
+        self._return = record.ret
+        if self._count == SAME:
+            session.message(_same_returns(session.resolved, record.ret), "warning")
+            self._end()
+
+    def _end(self) -> None:
+        """Have the episodes that follow not reported to this callback."""
+        self.on_episode_record = super().on_episode_record  # type: ignore[method-assign]
+
+
+def _same_returns(config: AnyConfig, ret: float) -> str:
+    """Return what is said of the return that all first episodes have had."""
+    text = f"All of the first {SAME} episodes had the return {ret:g}, whatever the policy did"
+    check = f"`sampleforge check-env {config.env}` says what else may help"
+    if getattr(config, "rnd_coeff", None) == 0:
+        flag = typed("rnd_coeff", 1 if ret else 0.5)
+        return f"{text}: {flag} also pays for what is new, from the start of a run; {check}"
+    return f"{text}: so far there is nothing to learn from; {check}"
+
+
 class StarvedPolicies(Callback):
     """Warns of a policy that has not learned for so long that the user's own ``policy_mapping``
     must be the reason: it hardly ever picks the policy. The run goes on without it.
@@ -409,6 +455,8 @@ def own_callbacks(session: Session, others: Sequence[Callback]) -> list[Callback
     callbacks = [system, MemoryGrowth(system), stop, Starting()]
     callbacks += [EnvRestarts(graph.counters, config.max_env_restart_rate)]
     callbacks += [StaleExperience(graph), session.checkpoints, Learned()]
+    if not _learns_nothing(session):
+        callbacks.append(SameReturns())
     if graph.recording is not None:
         callbacks.append(RecordingReports(graph.recording))
     if (mapping := getattr(config, "policy_mapping", None)) is not None:

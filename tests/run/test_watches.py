@@ -333,6 +333,33 @@ def test_a_run_that_learns_has_no_skipped_updates_and_no_warning(tmp_path: Path)
     assert told.reports[-1]["skipped_updates"] == 0 and not told.warnings
 
 
+def same_returns(config: AnyConfig) -> list[str]:
+    return [text for text in trained(config).warnings if text.startswith("All of the first 200 ")]
+
+
+def test_returns_that_never_differ_are_named_once_with_the_flag_that_helps(tmp_path: Path) -> None:
+    """Of a mountain car that is stopped after 5 steps, and so never comes to its goal."""
+    config = appo(tmp_path, env="MountainCar-v0", max_episode_steps=5, train_for_env_steps=2048)
+    assert same_returns(config) == [
+        "All of the first 200 episodes had the return -5, whatever the policy did: --rnd-coeff 1 "
+        "also pays for what is new, from the start of a run; `sampleforge check-env "
+        "MountainCar-v0` says what else may help"
+    ]
+    more = dataclasses.replace(config, train_for_env_steps=4096)
+    assert not same_returns(more), "the policy has learned before"
+
+
+def test_returns_that_never_differ_with_a_bonus_are_told_without_the_flag(tmp_path: Path) -> None:
+    sizes = {"max_episode_steps": 5, "train_for_env_steps": 2048, "rnd_coeff": 1.0}
+    (text,) = same_returns(appo(tmp_path, env="MountainCar-v0", **sizes))
+    assert "whatever the policy did: so far there is nothing to learn from; `sampleforge " in text
+
+
+def test_returns_that_differ_are_not_told_of(tmp_path: Path) -> None:
+    assert not same_returns(appo(tmp_path, train_for_env_steps=8192))
+    assert summary(tmp_path)["episodes"] > 200
+
+
 def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None:
     told = trained(appo(tmp_path, train_for_env_steps=64))
     text = "The run has learned nothing: there was no update in 64 env steps, because an update"
