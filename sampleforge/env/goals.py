@@ -27,14 +27,20 @@ ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 _CHECKED_STEPS = 50
 
 
+_ARRAYS = spaces.Box, spaces.MultiBinary
+"""Spaces of goals."""
+
+
 def has_goals(env: gym.Env[Any, Any]) -> bool:
-    """Return whether the reward of an environment is known for any goal."""
+    """Return whether the reward of an environment is known for any goal that it can achieve."""
     space = env.observation_space
     found = space.spaces if isinstance(space, spaces.Dict) else {}
-    goals = [found.get(key) for key in (ACHIEVED, DESIRED)]
+    achieved, desired = (found.get(key) for key in (ACHIEVED, DESIRED))
     return (
-        all(isinstance(goal, spaces.Box) for goal in goals)
-        and goals[0].shape == goals[1].shape  # type: ignore[union-attr]
+        isinstance(achieved, _ARRAYS)
+        and isinstance(desired, _ARRAYS)
+        and achieved.shape == desired.shape
+        and np.can_cast(achieved.dtype, desired.dtype, "same_kind")
         and env.has_wrapper_attr("compute_reward")
     )
 
@@ -46,7 +52,10 @@ class GoalRule:
     def __init__(self, env: gym.Env[Any, Any], env_id: str) -> None:
         space: Any = env.observation_space
         self._dtypes = [space[key].dtype for key in (ACHIEVED, DESIRED)]
-        self._example = [np.stack([space[ACHIEVED].sample() for _ in range(4)]) for _ in range(2)]
+        self._example = [
+            np.stack([space[ACHIEVED].sample() for _ in range(4)]).astype(dtype)
+            for dtype in self._dtypes
+        ]
         self._example[1][:2] = self._example[0][:2]  # two of the four goals are achieved
         says_ends = env.has_wrapper_attr("compute_terminated")
         with env_code:

@@ -44,10 +44,11 @@ def hindsight_rollout(config: ReplayConfig, rollout: int, spec: EnvSpec) -> int:
     stacks = [spec.observations[name].stack for name in (ACHIEVED, DESIRED) if spec.has_goals]
     if not spec.has_goals or any(stacks):
         raise ConfigError(
-            f"--her: {spec.env_id} has no goals: its observations must be a Dict with "
-            f"{ACHIEVED} and {DESIRED}, Boxes of the same shape and no stacks of frames, and each "
-            "of its rows one environment with a method compute_reward(achieved_goal, "
-            "desired_goal, info); leave out --her"
+            f"--her: {spec.env_id} has no goals of the kind that is needed: its observations must "
+            f"be a Dict with {ACHIEVED} and {DESIRED}, both Box or MultiBinary, of the same shape, "
+            "no stacks of frames, and not whole numbers where those achieved are none; and each of "
+            "its rows one environment with a method compute_reward(achieved_goal, desired_goal, "
+            "info); leave out --her"
         )
     if spec.max_episode_steps is None:
         return rollout
@@ -96,7 +97,7 @@ class Hindsight:
         windows, reward = self._windows(slot, t, row, last, goals)
         into = torch.from_numpy(which)
         for obs in (batch.obs, batch.next_obs):
-            obs[DESIRED][into] = torch.from_numpy(goals)
+            obs[DESIRED][into] = torch.from_numpy(goals).to(obs[DESIRED].dtype)
         batch.returns[into] = torch.from_numpy(windows.returns[0])
         batch.discount[into] = torch.from_numpy(windows.discount[0])
         assert batch.reward is not None

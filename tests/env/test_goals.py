@@ -58,6 +58,11 @@ def test_the_spec_says_whether_an_environment_has_goals() -> None:
     goal = spaces.Dict({"a": spaces.Box(0, 1, (2,))})
     nested.observation_space = spaces.Dict({"achieved_goal": goal, "desired_goal": goal})
     assert not has_goals(nested), "a goal that is no array"
+    whole = spaces.Box(0, 1, (2,), np.int64)
+    mixed = BitFlipEnv()
+    for achieved, desired, possible in ((whole, goal["a"], True), (goal["a"], whole, False)):
+        mixed.observation_space = spaces.Dict({"achieved_goal": achieved, "desired_goal": desired})
+        assert has_goals(mixed) == possible, "what was achieved must fit where a goal is"
 
 
 class NeedsInfo(BitFlipEnv):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from sampleforge.api import train
 from sampleforge.config import ConfigError
@@ -21,7 +22,12 @@ from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults as res
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.apex_graphs import learner_worker, serial_rounds, with_learner
 from tests.support.box_code import box_config
-from tests.support.goal_envs import BIT_FLIP, GOAL_CODE, CheckingHindsightMaker
+from tests.support.goal_envs import (
+    BIT_FLIP,
+    GOAL_CODE,
+    BitFlipEnv,
+    CheckingHindsightMaker,
+)
 from tests.support.graphs import one_policy, spec_of, survive_kills
 from tests.support.pairings import plan_of, wire_of
 
@@ -82,7 +88,7 @@ def test_a_rollout_has_whole_episodes_if_they_have_a_time_limit() -> None:
 
 def test_an_environment_without_goals_is_refused() -> None:
     spec: EnvSpec = dataclasses.replace(spec_of(small()), has_goals=False)
-    with pytest.raises(ConfigError, match=r"--her: .*GoalCodeEnv has no goals: its observations"):
+    with pytest.raises(ConfigError, match=r"--her: .*GoalCodeEnv has no goals of the kind"):
         resolve_defaults(small(), spec)
     stacked = dataclasses.replace(spec.observations["achieved_goal"], stack="zero")
     leaves = {**spec.observations, "achieved_goal": stacked}
@@ -91,6 +97,51 @@ def test_an_environment_without_goals_is_refused() -> None:
         resolve_defaults(small(), spec)
     with pytest.raises(ConfigError, match="--her-k 8: without --her no transition is relabelled"):
         SacConfig(env=GOAL_CODE, her_k=8)
+
+
+DESIRED = {
+    "bits": spaces.MultiBinary(6),
+    "float32": spaces.Box(0.0, 1.0, (6,)),
+    "int64": spaces.Box(0, 9, (6,), np.int64),
+}
+
+
+class Bits(BitFlipEnv):
+    """The bits that are set are whole numbers, those that are wanted are ``desired``."""
+
+    def __init__(self, desired: str) -> None:
+        super().__init__(6)
+        self.goals: dict[str, spaces.Space[Any]] = {
+            "achieved_goal": spaces.MultiBinary(6),
+            "desired_goal": DESIRED[desired],
+        }
+        self.observation_space = spaces.Dict(self.goals)
+
+    def observation(self) -> Any:
+        both = super().observation()
+        return {name: both[name].astype(space.dtype) for name, space in self.goals.items()}
+
+
+@pytest.mark.parametrize("desired", DESIRED)
+def test_goals_may_be_bits_and_of_another_type_than_those_that_were_achieved(
+    desired: str, tmp_path: Path
+) -> None:
+    config = ApexConfig(
+        env="tests.topologies.replay.test_hindsight:Bits",
+        env_kwargs={"desired": desired},
+        her=True,
+        serial=True,
+        num_workers=1,
+        num_envs_per_worker=4,
+        learning_starts=50,
+        batch_size=32,
+        rollout=7,
+        model=ModelConfig(hidden_sizes=(8,)),
+        train_for_env_steps=300,
+        run_dir=str(tmp_path),
+    )
+    found = train(config).summary
+    assert found["updates"] > 0 and found["skipped_updates"] == 0
 
 
 @pytest.mark.long
