@@ -60,6 +60,7 @@ class Case(NamedTuple):
     mask_in_info: bool = False
     heads: dict[str, Any] | None = None
     rescale: bool = True
+    has_values: bool = True
 
 
 GRU = {"core": "gru", "core_size": 8}
@@ -73,6 +74,9 @@ CASES: dict[str, Case] = {
         FLOATS, MIXED_BOXES, {**GRU, "separate_critic": True, "action_std": "state"}
     ),
     "lstm, squashed box": Case(FLOATS, BOX, {**LSTM, "squash_actions": True}),
+    "squashed box without values": Case(
+        FLOATS, BOX, {"squash_actions": True, "action_std": "state"}, has_values=False
+    ),
     "cnn, mask in the info": Case(IMAGE, spaces.Discrete(3, start=-1), {}, True),
     "dueling c51 of noisy layers, mask in the info": Case(
         FLOATS,
@@ -116,10 +120,12 @@ def policy_of(case: Case) -> LoadedPolicy:
     config = ModelConfig(**small)
     if case.heads is not None:
         return LoadedPolicy(_q_network(config, spec, case.heads), spec)
-    model = ActorCritic(config, spec.observations, spec.actions)
+    sizes = spec.observations, spec.actions
+    model = ActorCritic(config, *sizes, has_values=case.has_values)
     with torch.no_grad():
         model.policy_weight.mul_(100.0)  # it begins with a gain of 0.01
-    model.rescale_values(3.0)
+    if case.has_values:
+        model.rescale_values(3.0)
     _have_seen(model)
     return LoadedPolicy(model, spec)
 

@@ -220,7 +220,7 @@ def _notes(
         )
     yield from _notes_of_time(spec, values)
     if spec.has_goals:
-        algos = ", ".join(FROM_REPLAY)
+        algos = ", ".join(algo for algo in _algorithms(spec) if algo in FROM_REPLAY)
         yield f"It has goals: --her ({algos}) learns also from those that were missed"
     if _has_pixels(spec):
         yield (

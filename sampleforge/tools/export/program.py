@@ -155,11 +155,11 @@ def _outputs(policy: LoadedPolicy) -> tuple[Column, ...]:
         )
         for name, space in leaves(spec.spaces.action, ACTION)
     ]
+    best: str | None = "the largest Q-value that the mask allows"
     if isinstance(model, QNetwork):
-        best = "the largest Q-value that the mask allows"
         sizes = {Q_VALUES: (model.num_actions, "the Q-value of each action")}
     else:
-        best = "the value function"
+        best = "the value function" if model.has_values else None
         boxes = model.layout.num_boxes
         sizes = {
             LOGITS: (model.layout.num_logits, "logits of the discrete choices, before the mask"),
@@ -170,7 +170,8 @@ def _outputs(policy: LoadedPolicy) -> tuple[Column, ...]:
             assert model.head is not None
             text = "the parameters of the actions' distribution, as the policy head gives them"
             sizes = {PARAMETERS: (model.head.num_parameters, text)}
-    columns.append(Column(VALUE, "float32", (), best))
+    if best is not None:
+        columns.append(Column(VALUE, "float32", (), best))
     columns += [Column(n, "float32", (size,), text) for n, (size, text) in sizes.items() if size]
     if model.state_size:
         meaning = "the recurrent state after this step"

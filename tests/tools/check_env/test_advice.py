@@ -17,7 +17,7 @@ from sampleforge.tools.check_env.advice import Advice, advise
 from sampleforge.tools.check_env.measured import FURTHER, TABLE, Measured, measured_in
 from sampleforge.topologies.registry import pairing
 from tests.support import REPO
-from tests.support.goal_envs import BIT_FLIP
+from tests.support.goal_envs import BIT_FLIP, GOAL_CODE
 from tests.support.graphs import spec_of
 
 BOX, CODE = "tests.support.box_code:BoxCodeEnv", "tests.support.envs:CodeEnv"
@@ -140,7 +140,7 @@ def test_a_preset_is_for_its_own_environment_or_was_measured_beyond_it() -> None
 
 def test_what_else_there_is_to_know() -> None:
     notes = "\n".join(advice(BIT_FLIP, waiting=0.9, uneven=12.0).notes)
-    assert "appo, pqn, apex, ddppo" in notes and "--her (apex, sac, crossq, td3)" in notes
+    assert "appo, pqn, apex, ddppo" in notes and "--her (apex) learns" in notes
     assert "90% of a step is waiting" in notes and "--variable-experience" in notes
     computes = "\n".join(advice("PaddleDuel-v0", uneven=12.0).notes)
     assert "appo, pqn, apex\n" in computes and "--opponent-pool" in computes
@@ -148,6 +148,7 @@ def test_what_else_there_is_to_know() -> None:
     assert "Its action mask needs no flag" in advice("tests.support.envs:MaskedEnv").notes
     box = "\n".join(advice(BOX).notes)
     assert "appo, sac, crossq, td3, ddppo" in box and "Presets" not in box
+    assert "--her (sac, crossq, td3) learns" in "\n".join(advice(GOAL_CODE).notes)
 
 
 # ---- the table ----

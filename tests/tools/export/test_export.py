@@ -63,6 +63,8 @@ def test_an_onnx_file_agrees_with_the_policy(name: str, tmp_path: Path) -> None:
     }
     assert columns_of(path) == listed
     assert [path.name for path in tmp_path.iterdir()] == ["policy.onnx"], "weights included"
+    names = [column for column, _ in listed["outputs"]]
+    assert ("value" in names) == CASES[name].has_values
 
 
 @pytest.mark.long
