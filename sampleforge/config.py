@@ -173,26 +173,73 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return [by_lower[k] for k in near[:count]]
 
 
-OTHER_SETTINGS = {
-    "lr": "learning_rate",
-    "num_envs": "num_envs_per_worker",
-    "n_envs": "num_envs_per_worker",
-    "n_steps": "rollout",
-    "num_steps": "rollout",
-    "n_epochs": "num_epochs",
-    "update_epochs": "num_epochs",
-    "total_timesteps": "train_for_env_steps",
-    "timesteps": "train_for_env_steps",
-    "ent_coef": "exploration_coeff",
-    "vf_coef": "value_coeff",
-    "clip_range": "clip_ratio",
-    "clip_coef": "clip_ratio",
-    "discount": "gamma",
-    "buffer_size": "replay_capacity",
-    "workers": "num_workers",
-    "env_id": "env",
+OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
+    name: tuple(ours.split())
+    for ours, names in {
+        "learning_rate": "lr q_lr policy_lr critic_lr actor_lr",
+        "lr_schedule": "anneal_lr",
+        "lr_target_kl": "target_kl",
+        "num_workers": "workers num_env_runners num_rollout_workers",
+        "num_envs_per_worker": "num_envs n_envs",
+        "rollout": "n_steps num_steps rollout_fragment_length",
+        "batch_size": "train_batch_size",
+        "minibatch_size": "num_minibatches n_minibatches sgd_minibatch_size",
+        "num_epochs": "n_epochs update_epochs num_sgd_iter",
+        "train_for_env_steps": "total_timesteps timesteps",
+        "exploration_coeff initial_temperature": "ent_coef entropy_coeff entropy_coef",
+        "value_coeff": "vf_coef vf_loss_coeff value_loss_coeff",
+        "clip_ratio": "clip_range clip_coef clip_param ppo_clip_ratio",
+        "max_grad_norm": "grad_clip",
+        "gamma": "discount",
+        "gae_lambda": "lambda lambda_",
+        "replay_capacity": "buffer_size",
+        "updates_per_env_step samples_per_insert": "train_freq train_frequency gradient_steps utd",
+        "target_rate": "tau polyak",
+        "target_update_interval": "target_network_frequency",
+        "actor_interval": "policy_delay policy_frequency",
+        "initial_temperature": "alpha",
+        "learn_temperature": "autotune",
+        "exploration_noise noise_correlation": "action_noise",
+        "target_noise": "policy_noise target_policy_noise",
+        "target_noise_clip": "noise_clip",
+        "num_critics": "n_critics",
+        "model.hidden_sizes": "net_arch",
+        "model.activation": "activation_fn",
+        "model.encoder": "features_extractor_class",
+        "evaluate_interval": "eval_freq",
+        "evaluate_episodes": "n_eval_episodes",
+        "checkpoint_interval": "save_freq",
+        "report_interval": "log_interval",
+        "action_repeat": "frame_skip env_frameskip",
+        "track": "with_wandb",
+        "track_project": "wandb_project_name wandb_project",
+        "env": "env_id",
+    }.items()
+    for name in names.split()
 }
-"""Name of a setting in other libraries -> name of the same setting here."""
+"""Name of a setting in other libraries -> the same setting here, with a dot where it is one of a
+part, or those that are it in different algorithms."""
+
+ELSEWHERE = {
+    "policy_kwargs": "the settings of the network are those of model, such as model.hidden_sizes",
+    "use_sde": "there is no state-dependent exploration; noise_correlation makes noise last",
+    "tensorboard_log": "TensorBoard's files are always written, into tb of the run's folder",
+    "capture_video": "`sampleforge eval RUN --video FILE.mp4` makes a video of a trained policy",
+    "verbose": "quiet prints less, and debug says more",
+}
+"""Name of a setting in other libraries -> what there is instead of it."""
+
+
+def same_setting(name: str, known: Collection[str]) -> str | None:
+    """Return the ``known`` setting that is ``name`` in other libraries; None if there is none. One
+    of a part is known if the part is, or if it is known itself, with the part's name or without."""
+    for ours in OTHER_SETTINGS.get(name, ()):
+        part, _, own = ours.rpartition(".")
+        if ours in known or part in known:
+            return ours
+        if own in known:
+            return own
+    return None
 
 
 def says_stochastic(method: M) -> M:
@@ -216,8 +263,10 @@ def _hint(name: str, known: Collection[str]) -> str:
     """Return the sentence that names the setting which ``name`` may mean; empty if none is near."""
     if name in GONE:
         return f". Did you mean {GONE[name]}?"
-    ours = OTHER_SETTINGS.get(name)
-    near = [ours] if ours in known else nearest(name, known, 1)
+    if name in ELSEWHERE:
+        return f": {ELSEWHERE[name]}"
+    ours = same_setting(name, known)
+    near = [ours] if ours else nearest(name, known, 1)
     return f". Did you mean {near[0]}?" if near else ""
 
 

@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 
 import sampleforge as sf
-from sampleforge.config import ConfigError, from_plain, nearest, to_plain
+from sampleforge.config import (
+    ELSEWHERE,
+    OTHER_SETTINGS,
+    ConfigError,
+    from_plain,
+    nearest,
+    to_plain,
+)
 from sampleforge.models.config import ModelConfig
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import ALGOS, AppoConfig
 
 
 @pytest.mark.parametrize(
@@ -84,11 +91,26 @@ def test_unknown_keys_are_answered_with_the_nearest():
         from_plain(AppoConfig, {"model": {"cor": "gru"}})
 
 
+def test_names_of_other_libraries_lead_to_settings_that_there_are() -> None:
+    known = {field.name for cls in ALGOS.values() for field in dataclasses.fields(cls)}
+    parts = {f"model.{field.name}" for field in dataclasses.fields(ModelConfig)}
+    ours = {each for names in OTHER_SETTINGS.values() for each in names}
+    assert ours <= known | parts
+    assert not known.intersection({*OTHER_SETTINGS, *ELSEWHERE})
+
+
 @pytest.mark.parametrize(
     ("cls", "name", "end"),
     [
         (sf.SacConfig, "learing_rate", ". Did you mean learning_rate?"),
         (sf.AppoConfig, "ent_coef", ". Did you mean exploration_coeff?"),
+        (sf.SacConfig, "ent_coef", ". Did you mean initial_temperature?"),
+        (sf.SacConfig, "gradient_steps", ". Did you mean updates_per_env_step?"),
+        (sf.ApexConfig, "gradient_steps", ". Did you mean samples_per_insert?"),
+        (sf.ApexConfig, "alpha", ". Did you mean priority_alpha?"),
+        (sf.SacConfig, "net_arch", ". Did you mean model.hidden_sizes?"),
+        (sf.ModelConfig, "net_arch", ". Did you mean hidden_sizes?"),
+        (sf.SacConfig, "verbose", ": quiet prints less, and debug says more"),
         (sf.ModelConfig, "hiden_sizes", ". Did you mean hidden_sizes?"),
         (sf.AppoConfig, "zzz", "; help(AppoConfig) lists its settings"),
     ],

@@ -22,11 +22,12 @@ import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
 from sampleforge.config import (
-    OTHER_SETTINGS,
+    ELSEWHERE,
     ConfigError,
     docstrings,
     in_yaml,
     nearest,
+    same_setting,
     to_plain,
     whole_number,
 )
@@ -189,7 +190,7 @@ def _unknown(words: Sequence[str], names: Collection[str], prog: str) -> str:
         return f"{words[0]} belongs to no flag; `{prog} --help` lists them"
     name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
     off = re.sub(r"^no-(.+\.)", r"\1no-", name)  # --no-model.X is --model.no-X
-    meant = [own for own in (OTHER_NAMES.get(name), off) if own in names]
+    meant = [own for own in (same_flag(name, names), off) if own in names]
     near = meant or nearest(name, names, 1)
     lists = f"`{prog} --help{'-all' if 'help-all' in names else ''}` lists the flags."
     hint = f"Did you mean --{near[0]}?" if near else lists
@@ -212,7 +213,6 @@ def flag_names(cls: type[Any], prefix: str = "") -> set[str]:
 
 
 OTHER_NAMES = {
-    **{name.replace("_", "-"): ours.replace("_", "-") for name, ours in OTHER_SETTINGS.items()},
     "deterministic": "no-stochastic",
     "explore": "stochastic",
     "greedy": "no-stochastic",
@@ -222,7 +222,19 @@ OTHER_NAMES = {
     "exploration-schedule": "anneal exploration-coeff=linear",
     "policy-weights": "init-from policy_1=RUN",
 }
-"""Name of a flag in other libraries, or in earlier versions -> name of the same flag here."""
+"""Name of a flag in other libraries, or in earlier versions -> name of the same flag here, where it
+is not that of a setting (`same_setting`)."""
+
+
+def same_flag(name: str, names: Collection[str]) -> str | None:
+    """Return the flag, of ``names``, that is ``name`` in other libraries or in earlier versions;
+    None if there is none. All are without dashes in front."""
+    ours = OTHER_NAMES.get(name, "")
+    if ours.partition(" ")[0] in names:
+        return ours
+    found = same_setting(name.replace("-", "_"), {each.replace("-", "_") for each in names})
+    return found and found.replace("_", "-")
+
 
 NOT_WITH = {
     "ddppo": dict.fromkeys(
@@ -245,8 +257,9 @@ def check_known(
         name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
         if not arg.startswith("--") or name in names:
             continue
-        ours = OTHER_NAMES.get(name, "")
-        if ours.partition(" ")[0] in names:
+        if instead := ELSEWHERE.get(name.replace("-", "_")):
+            raise ConfigError(f"Unknown flag --{name}: {instead}")
+        if ours := same_flag(name, names):
             raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
         having = [other for other, its in algos.items() if name in _flag_names(its)]
         if having:

@@ -31,7 +31,7 @@ EVERYDAY = {
     "learning": "learning_rate anneal gamma batch_size minibatch_size num_epochs rollout "
     "gae_lambda clip_ratio exploration_coeff epsilon_env_steps replay_capacity learning_starts "
     "samples_per_insert updates_per_env_step n_step normalise_returns reward_scale "
-    "advantage_exponent",
+    "advantage_exponent target_entropy",
     "model": "encoder hidden_sizes core normalise_observations",
     "speed": "num_workers num_envs_per_worker async_rl num_learners num_ranks benchmark",
     "report and evaluation": "evaluate_interval evaluate_episodes track callbacks quiet serial",

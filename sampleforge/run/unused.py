@@ -98,6 +98,11 @@ RULES: tuple[Rule, ...] = (
         "--reward-clip, which clips the scaled rewards",
     ),
     (
+        "target_entropy",
+        lambda run: not run.config.learn_temperature,
+        "the temperature stays what it is; leave out --no-learn-temperature",
+    ),
+    (
         "exploration",
         lambda run: run.config.exploration_coeff == 0,
         "there is no bonus, because --exploration-coeff is 0",

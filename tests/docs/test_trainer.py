@@ -113,7 +113,7 @@ def test_what_the_tables_of_other_libraries_name_is_there() -> None:
     """Settings, flags and names of the package in the second column."""
     section = PAGE[PAGE.index("## Coming from Stable") : PAGE.index("## Coming from RLlib")]
     cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
-    configs = (sf.AppoConfig, sf.SacConfig, sf.ApexConfig, sf.ModelConfig)
+    configs = (sf.AppoConfig, sf.SacConfig, sf.Td3Config, sf.ApexConfig, sf.ModelConfig)
     fields = {field.name for config in configs for field in dataclasses.fields(config)}
     code = re.findall(r"`([^`]+)`", " ".join(cells))
     settings = [name for each in code for name in re.findall(r"\b([a-z_]+)=", each)]

@@ -10,11 +10,14 @@ from sampleforge.config import check_range
 
 @dataclass(frozen=True)
 class SoftConfig(CriticsConfig):
-    """A squashed Gaussian policy, whose entropy is held by a learned temperature, and several
+    """A squashed Gaussian policy, whose entropy a learned or a fixed temperature holds, and several
     critics."""
 
     initial_temperature: float = 1.0
     """The weight of the entropy that learning begins with."""
+    learn_temperature: bool = True
+    """Learn the weight of the entropy, so that the entropy is that of --target-entropy; else it
+    stays what it is."""
     target_entropy: float | None = None
     """Entropy in nats at which the temperature holds the policy, of actions in units of their
     bounds, -1 to 1 (default: minus the number of action elements)."""

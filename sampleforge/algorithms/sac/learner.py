@@ -201,7 +201,8 @@ class SacLearner(CriticsLearner[SoftConfig]):
         return SacPasses(self.model, self.critics, self.target)
 
     def _moved(self, acts: bool) -> tuple[Optimiser, ...]:
-        return (*super()._moved(acts), *((self._of_temperature,) if acts else ()))
+        learned = acts and self._config.learn_temperature
+        return (*super()._moved(acts), *((self._of_temperature,) if learned else ()))
 
     def _gradients(self, drawing: Drawing, acts: bool) -> tuple[dict[str, Tensor], Tensor]:
         temperature = {"temperature": self.temperature().detach()}
@@ -221,8 +222,9 @@ class SacLearner(CriticsLearner[SoftConfig]):
         metrics, errors, log_prob = passes.gradients(drawing, actions, temperature, acts)
         metrics["critic_grad_norm"] = self._clip_gradient(self._of_critics)
         if acts:
-            assert self.temperature.log.grad is not None
-            self.temperature.log.grad.copy_(-(log_prob.mean() + self._target_entropy))
+            if self._config.learn_temperature:
+                assert self.temperature.log.grad is not None
+                self.temperature.log.grad.copy_(-(log_prob.mean() + self._target_entropy))
             metrics["grad_norm"] = self._clip_gradient(self._of_actor)
         return metrics, errors
 
@@ -245,8 +247,10 @@ class SacLearner(CriticsLearner[SoftConfig]):
         drawn = draw(self._parameters(self.model, drawing.batch.obs), drawing.noise[1])
         values = self.critics(features.detach(), drawn.actions).float()
         temperature = self.temperature()
-        heat = temperature_loss(self.temperature.log, drawn.log_prob, self._target_entropy)
-        self.averaging.backward(self._of_temperature.flat, heat, {"": heat.detach()}, drawing.share)
+        if self._config.learn_temperature:
+            heat = temperature_loss(self.temperature.log, drawn.log_prob, self._target_entropy)
+            flat = self._of_temperature.flat
+            self.averaging.backward(flat, heat, {"": heat.detach()}, drawing.share)
         loss = actor_loss(values, drawn.log_prob, temperature.detach())
         found = {"actor_loss": loss.detach(), "entropy": -drawn.log_prob.detach().mean()}
         return self.averaging.backward(self._of_actor.flat, loss, found, drawing.share)

@@ -99,7 +99,11 @@ def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:
 def reason(config: CriticsRunConfig, plan: ReplayPlan, _spec: EnvSpec) -> str:
     """Return a line with the updates per env step and how the run begins; ``config`` is
     resolved."""
-    more = f", entropy held at {config.target_entropy:g}" if isinstance(config, SoftConfig) else ""
+    more = ""
+    if isinstance(config, SoftConfig):
+        more = f", entropy held at {config.target_entropy:g}"
+        if not config.learn_temperature:
+            more = f", temperature {config.initial_temperature:g}"
     trained = config.init_from is not None and has_actor(config.init_parts)
     actions = "actions of the policy of --init-from" if trained else "uniform actions"
     begins = f"{actions} in the first {plan.learning_starts:,} env steps"

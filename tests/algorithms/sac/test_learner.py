@@ -76,6 +76,20 @@ def test_the_policy_moves_in_one_of_so_many_steps() -> None:
     assert moved == [True, False, False, True, False, False]
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_fixed_temperature_stays_while_all_else_learns(by_hand: bool) -> None:
+    model = ModelConfig(hidden_sizes=(8, 8), layer_norm=not by_hand)
+    config = sac_config(model=model, learn_temperature=False, initial_temperature=0.2)
+    learner = sac_learner(config)
+    assert learner._by_hand == by_hand
+    before = learner.temperature().clone(), learner.model.policy_weight.detach().clone()
+    for seed in range(3):
+        metrics = learner.update(sample(seed=seed), 0.0).metrics
+    assert torch.equal(learner.temperature(), before[0])
+    assert metrics["temperature"] == pytest.approx(0.2)
+    assert not torch.equal(learner.model.policy_weight, before[1])
+
+
 def test_a_state_continues_bit_by_bit() -> None:
     one, other = sac_learner(sac_config()), sac_learner(sac_config(initial_temperature=3.0))
     for seed in range(3):
