@@ -87,14 +87,18 @@ def evaluate(
     which: str = "latest",
     policy: str | None = None,
     onnx: str | Path | None = None,
+    env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
     trust: Trust = NO_TRUST,
     observers: Observers = NO_OBSERVERS,
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
     episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
-    ``onnx``: the file of an exported policy, which plays instead of the checkpoint.
-    In a multi-agent environment it plays all agents with its spaces, and the first policies of the
-    other groups of agents play those.
+    ``onnx``: the file of an exported policy, which plays instead of the checkpoint. ``env``,
+    ``env_kwargs``: play in this environment in place of the training's, or with these arguments
+    beside its own; it must have the same observations and actions. In a multi-agent environment the
+    policy plays all agents with its spaces, and the first policies of the other groups of agents
+    play those.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator, or, if
     the episodes are recorded behind others, another one. Return ``returns``, the return of each
@@ -108,16 +112,19 @@ def evaluate(
     config = trusted_config(folder, trust)
     seed = _default_seed(config, observers) if seed is None else seed
     spec = folder.read_spec()
-    env, limit = _with_limit(config, max_episode_steps, spec)
+    stage = config.played_in(env, env_kwargs or {})
+    known = None if env or env_kwargs else spec
+    rows, limit = _with_limit(stage, max_episode_steps, known)
     count = episodes or EPISODES
     with ExitStack() as resources:
-        if not keeps_directory(config.env):
-            resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
+        if not keeps_directory(stage.env):
+            imports = imports_code(stage) or imports_code(config)
+            resources.enter_context(scratch_directory(cwd_importable=imports))
         contestant = _contestant(
             folder, config, which, policy, onnx, recorded=observers.recorder is not None
         )
         observers.alive()
-        envs = _rows(env, count, seed, spec, contestant, observers, resources)
+        envs = _rows(rows, count, seed, spec, contestant, observers, resources)
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
         contestant.meet(envs, group)
@@ -132,9 +139,9 @@ def evaluate(
             others={index: FrozenPolicy(each) for index, each in others.items()},
         )
         observers.record(player, contestant, envs)
-        _play(player, config.env, observers, choose=episodes is None)
+        _play(player, stage.env, observers, choose=episodes is None)
     if max_episode_steps is None:
-        _warn_of_cuts(config, player, observers.display)
+        _warn_of_cuts(stage, player, observers.display)
     env_steps = contestant.state.get("env_steps")
     return _results(player) | {"stochastic": stochastic, "seed": seed, "env_steps": env_steps}
 
@@ -232,13 +239,13 @@ def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> No
             continue
         raise ConfigError(
             f"{present.env_id} has other {kind} now than when the run in {folder.path} was trained "
-            f"(then -> now):\n  {before}\n  -> {now}\nuse the version of the environment that the "
-            "run was trained in"
+            f"(then -> now):\n  {before}\n  -> {now}\nuse the environment that the run was trained "
+            "in, in the version of then, or one with the same observations and actions"
         )
 
 
 def _with_limit(
-    config: AnyConfig, limit: int | None, spec: EnvSpec | None
+    config: EnvConfig, limit: int | None, spec: EnvSpec | None
 ) -> tuple[EnvConfig, int | None]:
     """Return the config of the env rows, and the limit of the player; None if it is the
     environment's own, as the ``spec`` of the training has it. Only environments of a user's own

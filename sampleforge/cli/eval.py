@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sampleforge.cli.flags import parse
+from sampleforge.cli.flags import KEY_JSON, parse
 from sampleforge.cli.play_flags import PlayFlags, play
 from sampleforge.config import ConfigError, typed
 from sampleforge.runtime.files import to_json
@@ -22,6 +22,12 @@ class EvalFlags(PlayFlags):
     """Episodes to play (default: 100, or 20 where one takes minutes; 3 with --video)."""
     stochastic: bool = False
     """Sample the actions, as in training; off: take the most likely actions."""
+    evaluate_env: str | None = None
+    """Play in this environment instead of that of the training: one with the same observations and
+    actions."""
+    evaluate_env_kwargs: Annotated[dict[str, Any], KEY_JSON] = field(default_factory=dict)
+    """Arguments of the environment that is played in, beside those of the training if it is the
+    training's."""
     onnx: str | None = None
     """Play with this ONNX file, which `sampleforge export` has written, instead of a checkpoint; it
     needs onnxruntime."""
@@ -42,7 +48,13 @@ def run(args: Sequence[str]) -> int:
         flags = replace(flags, episodes=flags.episodes or FILMED)
 
     result = play(
-        flags, "eval", stochastic=flags.stochastic, onnx=flags.onnx, camera=_camera(flags)
+        flags,
+        "eval",
+        stochastic=flags.stochastic,
+        onnx=flags.onnx,
+        env=flags.evaluate_env,
+        env_kwargs=flags.evaluate_env_kwargs,
+        camera=_camera(flags),
     )
     del result["returns"]
     if flags.video is not None:

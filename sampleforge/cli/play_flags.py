@@ -3,7 +3,7 @@ and the playing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -108,6 +108,8 @@ def play(
     *,
     stochastic: bool,
     onnx: str | None = None,
+    env: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
     recorder: PlayRecorder | None = None,
     camera: AbstractContextManager[Camera | None] | None = None,
 ) -> dict[str, Any]:
@@ -126,6 +128,8 @@ def play(
             which=flags.checkpoint,
             policy=flags.policy,
             onnx=onnx,
+            env=env,
+            env_kwargs=env_kwargs,
             trust=flags.trusted,
             observers=Observers(display, alive, recorder, filming),
         )

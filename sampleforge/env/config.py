@@ -3,8 +3,9 @@ fast."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from sampleforge.config import Checked, check_range
 from sampleforge.env.given import name_of_env
@@ -47,6 +48,12 @@ class EnvConfig(Checked):
         super().__post_init__()
         check_range(self, "env_timeout", low=0, above=True)
         check_range(self, "max_episode_steps action_repeat", low=1)
+
+    def played_in(self, env: str | None, kwargs: Mapping[str, Any]) -> Self:
+        """Return the config with the environment ``env`` and the arguments ``kwargs``, or without
+        ``env`` with its own one and ``kwargs`` beside its own arguments."""
+        own = {} if env else self.env_kwargs
+        return replace(self, env=env or self.env, env_kwargs={**own, **kwargs})
 
     @property
     def max_episode_frames(self) -> int | None:

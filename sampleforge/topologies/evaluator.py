@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
 from sampleforge.config import ConfigError, typed
-from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
 from sampleforge.env.user_code import import_function
 from sampleforge.shared.counters import RestartBudget
@@ -53,15 +51,10 @@ def num_evaluators(config: AnyConfig) -> int:
     return 0 if config.evaluate_interval is None else config.num_evaluators
 
 
-def evaluation_env(config: AnyConfig) -> EnvConfig:
+def evaluation_env(config: AnyConfig) -> AnyConfig:
     """Return the config of the environment that evaluations are played in (--evaluate-env,
     --evaluate-env-kwargs): that of the training, unless the user gives another one."""
-    kwargs = {} if config.evaluate_env else config.env_kwargs
-    return dataclasses.replace(
-        config,
-        env=config.evaluate_env or config.env,
-        env_kwargs={**kwargs, **config.evaluate_env_kwargs},
-    )
+    return config.played_in(config.evaluate_env, config.evaluate_env_kwargs)
 
 
 def check_evaluation(config: AnyConfig, trained: EnvSpec) -> None:

@@ -312,6 +312,25 @@ def test_a_registered_encoder_is_stored_as_what_other_processes_can_import(
         evaluate(run, episodes=2)
 
 
+def test_a_policy_plays_in_a_changed_environment(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CartPole whose reward of a step is 0, and 1 for a fall; and one that ends after 10 steps."""
+    same = evaluate(trained, episodes=8, seed=3)
+    changed = evaluate(trained, episodes=8, seed=3, env_kwargs={"sutton_barto_reward": True})
+    assert changed["return_mean"] == -1 and changed["length_mean"] == same["length_mean"]
+    assert evaluate(trained, episodes=8, seed=3, env=f"{__name__}:short")["length_mean"] == 10
+    args = ["eval", str(trained), "--episodes", "8", "--seed", "3", "--evaluate-env-kwargs"]
+    assert main([*args, "sutton_barto_reward=true"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["return_mean"] == -1
+    with pytest.raises(ConfigError, match=r"(?s)has other observations .* one with the same"):
+        evaluate(trained, episodes=8, env="Acrobot-v1")
+
+
+def short() -> gym.Env[Any, Any]:
+    return gym.make("CartPole-v1", max_episode_steps=10)
+
+
 def test_max_episode_steps_ends_episodes_of_an_evaluation(trained: Path) -> None:
     found = evaluate(trained, episodes=20, max_episode_steps=5)
     assert (found["length_mean"], found["episodes"], found["episodes_cut"]) == (5, 20, 20)

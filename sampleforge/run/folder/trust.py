@@ -58,9 +58,12 @@ def trusted(config_file: Path, config: C, trust: Trust, used: Sequence[str] = CO
     stored = {name: _value(config, name) for name in IMPORTABLE}
     for name, value in trust.repeated.items():
         if value != stored[name]:
+            other = ", or play with another one by `sampleforge eval --evaluate-{}`"
+            flag = name.replace("_", "-")
             raise ConfigError(
                 f"{typed(name, value)}: the run in {config_file.parent} was trained with "
                 f"{stored[name]!r}; repeat that value, or leave out the flag"
+                f"{other.format(flag) if name in ('env', 'env_kwargs') else ''}"
             )
     if trust.everything:
         return config
