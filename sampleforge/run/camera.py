@@ -211,8 +211,12 @@ class Camera:
         except ConfigError:
             raise
         except Exception as error:
+            remedy = ""
+            if isinstance(error, TypeError) and "render_mode" in str(error):
+                remedy = "; give the factory a parameter render_mode, for the environment it makes"
             raise CannotFilm(
                 f"{config.env} cannot be made for a video (render_mode rgb_array): {error!r}"
+                f"{remedy}"
             ) from error
         if is_multi_agent(env):
             env = as_parallel(env, config.env, 0)

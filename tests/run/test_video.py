@@ -193,6 +193,16 @@ def test_an_environment_that_cannot_be_rendered_is_named(
     assert not list(tmp_path.glob("*.mp4"))
 
 
+def test_an_environment_that_takes_no_render_mode_is_named_with_the_remedy(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(tmp_path / "run", "passes_all_on")
+    assert filmed(run, tmp_path / "x.mp4") != 0
+    error = " ".join(capfd.readouterr().err.split())
+    assert "picture_envs:passes_all_on cannot be made for a video" in error
+    assert "give the factory a parameter render_mode, for the environment it makes" in error
+
+
 def test_a_video_that_cannot_be_written_is_refused_before_anything_is_played(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

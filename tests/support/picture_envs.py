@@ -54,6 +54,11 @@ def without_render_mode(picture: str = "frame") -> PictureEnv:
     return PictureEnv(picture=picture)
 
 
+def passes_all_on(**kwargs: Any) -> PictureEnv:
+    """A factory that seems to take a render_mode, and whose environment does not."""
+    return without_render_mode(**kwargs)
+
+
 class PictureAgents:
     """Two agents in one picture: episodes of 3 steps, a reward of 1 for each agent and step."""
 

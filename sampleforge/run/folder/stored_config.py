@@ -198,8 +198,9 @@ no optimiser's state and no stored experience."""
 _OF_NEW_EXPERIENCE = {"gamma", "rollout"}
 """The same, of algorithms that learn from each batch of experience once: what is stored in a replay
 or a dataset depends on them."""
-SAME_SETTING = frozenset({"seed", *NOT_STORED, *_REPORTING})
-"""Fields in which runs of the same setting may differ: their seeds, places and reporting."""
+SAME_SETTING = frozenset({"seed", "save_replay", *NOT_STORED, *_REPORTING})
+"""Fields in which runs of the same setting may differ: their seeds, places, reporting, and what is
+kept of them."""
 
 
 def write_config(path: Path, resolved: Any, asked: Any) -> None:

@@ -101,9 +101,10 @@ def replay_notes(
     saved, missing = archive.where.saved, archive.where.missing
     if saved is not None:
         transitions = saved.items * plan.item_steps.inserted
+        goes = "" if saves(config) else "; the next checkpoint removes it, --save-replay keeps one"
         notes.append(
             f"resumed with the replay of {saved.env_steps:,} env steps: {transitions:,} "
-            f"transitions, {human_bytes(saved.size)}"
+            f"transitions, {human_bytes(saved.size)}{goes}"
         )
     elif start.resume is not None:
         why = f" ({missing})" if missing else ""

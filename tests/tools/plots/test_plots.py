@@ -1,5 +1,6 @@
 """`sampleforge plot`: runs, and settings with several seeds, in one file."""
 
+import dataclasses
 import math
 import re
 import sys
@@ -148,6 +149,11 @@ def test_reporting_and_places_make_no_other_setting(tmp_path):
     ]
     runs = [curves for path in paths for curves in read_curves(tmp_path / path)]
     assert [len(setting.runs) for setting in settings_of(runs)] == [2]
+    kept = [
+        dataclasses.replace(run, config={**run.config, "save_replay": bool(n)})
+        for n, run in enumerate(runs)
+    ]
+    assert [len(setting.runs) for setting in settings_of(kept)] == [2]
 
 
 @pytest.mark.long

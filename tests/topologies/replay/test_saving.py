@@ -179,8 +179,11 @@ def test_a_resumed_run_learns_at_once(tmp_path: Path) -> None:
     assert "resumed with the replay of" in log_of(run) and "empty replay" not in log_of(run)
     (newer,) = replays_in(run)
     assert newer != kept, "the latest one is kept"
+    removed = "; the next checkpoint removes it, --save-replay keeps one"
+    assert removed not in log_of(run)
     third = train(config(run, 1800, num_replay_shards=shards, save_replay=False)).summary
     assert third["updates"] > again["updates"] + 3, "what was saved is taken up"
+    assert removed in log_of(run)
     assert replays_in(run) == [], "and not kept any longer"
     before = third["updates"]
     fourth = train(config(run, 1900, num_replay_shards=shards, save_replay=False)).summary
