@@ -6,7 +6,8 @@ one per parameter: the optimiser's step, the norm of the gradient, the all-reduc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -38,8 +39,7 @@ class FlatParameters:
     place (`load_state_dict`) changes the flat tensor. Their ``grad`` always exists; a parameter
     that a loss does not depend on has a gradient of zeros. ``chunks``: one per dtype and device, so
     in nearly all cases a single one; parameters that are ``apart`` have one each and stay where
-    they are in memory. ``moves``: of each chunk [n], 0 where a parameter is held and 1 elsewhere;
-    None if none is, see `hold`.
+    they are in memory.
     """
 
     def __init__(self, parameters: Iterable[Tensor], apart: Iterable[Tensor] = ()) -> None:
@@ -55,7 +55,8 @@ class FlatParameters:
             for place, p in enumerate(each.parameters)
         }
         self._places = [places[id(p)] for p in self.parameters]
-        self.moves: list[Tensor | None] = [None] * len(self.chunks)
+        self._moves: list[Tensor | None] = [None] * len(self.chunks)
+        """Of each chunk, bool [n], where it moves; None: everywhere. See `hold`."""
 
     def per_parameter(self, flats: Sequence[Tensor]) -> list[Tensor]:
         """Return the part of each parameter, in the order of ``parameters``, of tensors that are
@@ -70,41 +71,52 @@ class FlatParameters:
 
     def hold(self, held: Iterable[Tensor]) -> None:
         """Have these parameters, as far as they are among its own, keep their values until
-        `release`: their gradients are set to zero."""
+        `release`. Their gradients are computed meanwhile, and optimisers follow them: when they
+        move again, their steps are as long as those of the others. Moments that began with them
+        would be corrected as if they were old: Adam's first steps would be three to six times as
+        long."""
         still = {id(p) for p in held}
         for index, chunk in enumerate(self.chunks):
             if still.intersection(map(id, chunk.parameters)):
-                moves = torch.ones_like(chunk.data)
+                moves = torch.ones_like(chunk.data, dtype=torch.bool)
                 for p, part in zip(chunk.parameters, chunk.views(moves), strict=True):
-                    part.fill_(float(id(p) not in still))
-                self.moves[index] = moves
+                    part.fill_(id(p) not in still)
+                self._moves[index] = moves
 
     def release(self) -> None:
         """Have all parameters move again."""
-        for moves in self.moves:
+        for moves in self._moves:
             if moves is not None:
-                moves.fill_(1.0)  # in place: a graph of the device may hold it
+                moves.fill_(True)  # in place: a graph of the device may hold it
 
-    def zero_held(self) -> None:
-        """Set the gradients of the parameters to zero that are held. Before a step of an
-        optimiser, whose state of them then stays zero, too."""
-        for chunk, moves in zip(self.chunks, self.moves, strict=True):
-            if moves is not None:
-                chunk.gradient.mul_(moves)
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Within this context all parameters may be changed; those that are held have their values
+        back after it."""
+        kept = [
+            None if moves is None else chunk.data.clone()
+            for chunk, moves in zip(self.chunks, self._moves, strict=True)
+        ]
+        yield
+        for chunk, moves, before in zip(self.chunks, self._moves, kept, strict=True):
+            if moves is not None and before is not None:
+                chunk.data.copy_(torch.where(moves, chunk.data, before))
 
     def clip_gradient(self, limit: float) -> Tensor:
         """Scale the gradient down to the norm ``limit`` (0: not at all); return the norm [] that it
         had, without parameters that are held. Does not wait for the device."""
-        self.zero_held()
-        gradients = [chunk.gradient for chunk in self.chunks]
+        gradients = [
+            chunk.gradient if moves is None else chunk.gradient * moves
+            for chunk, moves in zip(self.chunks, self._moves, strict=True)
+        ]
         norm: Tensor = torch.linalg.vector_norm(gradients[0])
         if len(gradients) > 1:
             norms = [norm, *(torch.linalg.vector_norm(g).to(norm) for g in gradients[1:])]
             norm = torch.linalg.vector_norm(torch.stack(norms))
         if limit:
             scale = (limit / (norm + 1e-6)).clamp_(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale.to(gradient.device))
+            for chunk in self.chunks:
+                chunk.gradient.mul_(scale.to(chunk.gradient.device))
         return norm
 
 
@@ -173,13 +185,6 @@ class Optimiser:
         self._data = [chunk.data for chunk in flat.chunks]
         self._gradients = [chunk.gradient for chunk in flat.chunks]
 
-    def zero_held(self) -> None:
-        """Set to zero what is kept of parameters that are held: with it, they would move."""
-        for tensors in self.state.values():
-            for tensor, moves in zip(tensors, self.flat.moves, strict=True):
-                if moves is not None and tensor.shape == moves.shape:
-                    tensor.mul_(moves)
-
     def _zeros(self) -> list[Tensor]:
         """Return zeros for each number that is optimised."""
         return [torch.zeros_like(data) for data in self._data]
@@ -187,6 +192,11 @@ class Optimiser:
     def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
         """Take a step with the learning rate ``rate``; none where ``skip`` (float32 []) is 1, which
         is decided on the device."""
+        with self.flat.holding():
+            self._step(rate, skip)
+
+    def _step(self, rate: float | Tensor, skip: Tensor | None) -> None:
+        """Take the step of all parameters, also of those that are held."""
         raise NotImplementedError
 
 
@@ -206,7 +216,7 @@ class Adam(Optimiser):
             "exp_avg_sq": self._zeros(),
         }
 
-    def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
+    def _step(self, rate: float | Tensor, skip: Tensor | None) -> None:
         steps = self.state["step"]
         torch._foreach_add_(steps, 1.0)
         columns = zip(
@@ -252,7 +262,7 @@ class RmsProp(Optimiser):
         }
 
     @torch.no_grad()
-    def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
+    def _step(self, rate: float | Tensor, skip: Tensor | None) -> None:
         assert skip is None, "a step of RMSProp is skipped by its caller"
         rmsprop(
             self._data,

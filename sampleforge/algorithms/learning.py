@@ -269,7 +269,6 @@ class GradientLearner(Generic[Model, Config]):
         gradient is not finite, and count it in any case; return what there is to report."""
         if not skipped:
             for optimiser in self._optimisers.values() if optimisers is None else optimisers:
-                optimiser.flat.zero_held()
                 optimiser.step(self._learning_rate)
         self.version += 1
         rates = {"learning_rate": self._learning_rate, **self._scheduled}
@@ -334,8 +333,6 @@ class GradientLearner(Generic[Model, Config]):
         self.tag = dict(plain.get("tag", {}))
         if self.held_until is not None and self.tag.get(RELEASED):
             self.release()
-        for optimiser in self._optimisers.values():
-            optimiser.zero_held()
         known = self.hyperparameters()
         self.change({n: value for n, value in plain["hyperparameters"].items() if n in known})
 

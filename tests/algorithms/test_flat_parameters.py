@@ -130,6 +130,42 @@ def test_a_step_of_adam_is_skipped_where_asked_for() -> None:
     assert all(torch.equal(kept[n], t) for n, t in optimiser_tensors(optimiser).items())
 
 
+@pytest.mark.parametrize("held_for", [1, 2000])
+def test_what_was_held_moves_by_the_learning_rate_once_it_is_released(held_for: int) -> None:
+    """With a constant gradient each step of Adam is as long as the learning rate."""
+    rate = 0.001
+    first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    flat = FlatParameters([first, second])
+    optimiser = Adam(flat, (0.9, 0.999), 1e-8)
+    flat.hold([first])
+    for chunk in flat.chunks:
+        chunk.gradient.fill_(2.0)
+    for _ in range(held_for):
+        optimiser.step(rate)
+    assert torch.equal(first, torch.ones(3)), "to the bit"
+    flat.release()
+    for steps in range(1, 41):
+        optimiser.step(rate)
+        moved = 1.0 - first.detach()
+        torch.testing.assert_close(moved, torch.full((3,), steps * rate), rtol=1e-3, atol=0)
+    assert (second < first).all()
+
+
+def test_the_norm_of_a_gradient_is_of_what_moves() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    flat = FlatParameters([first, second])
+    flat.hold([first])
+    flat.chunks[0].gradient.fill_(3.0)
+    assert float(flat.clip_gradient(3.0)) == pytest.approx(6.0)
+    torch.testing.assert_close(second.grad, torch.full((4,), 1.5), rtol=1e-4, atol=0)
+    flat.release()
+    flat.chunks[0].gradient.fill_(3.0)
+    assert float(flat.clip_gradient(0.0)) == pytest.approx(6.0 * 2**0.5)
+    flat.chunks[0].gradient[0] = torch.nan
+    flat.hold([first])
+    assert not flat.clip_gradient(0.0).isfinite(), "an optimiser follows it all the same"
+
+
 @pytest.mark.parametrize("limit", [0.0, 0.5, 1e6])
 def test_the_gradient_is_clipped_by_its_norm_over_all_parameters(limit: float) -> None:
     model, plain = Model(), Model()
