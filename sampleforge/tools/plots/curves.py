@@ -193,11 +193,12 @@ def _label(own: Sequence[Curves], groups: Sequence[Sequence[Curves]]) -> str:
 
 def differences(run: Curves, firsts: Sequence[Curves], most: int = MOST_NAMED) -> list[str]:
     """Return what tells the setting of a run from the others, of which ``firsts`` are one run each:
-    algorithm and environment, the policy, and up to ``most`` fields of the config."""
+    algorithm and environment, the policy if the run has several, and up to ``most`` fields of the
+    config."""
     words = [
-        str(getattr(run, name))
+        word
         for name in ("algo", "env", "policy")
-        if len({getattr(first, name) for first in firsts}) > 1
+        if len({getattr(first, name) for first in firsts}) > 1 and (word := getattr(run, name))
     ]
     alike = [first for first in firsts if (first.env, first.algo) == (run.env, run.algo)]
     differing = [

@@ -215,6 +215,20 @@ def test_a_setting_that_nothing_tells_apart_has_a_label(tmp_path: Path, capsys: 
         assert setting["label"] == label
 
 
+def test_a_run_with_one_policy_has_no_empty_word_beside_one_with_several(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    own = {"eval_env_steps": 90, "eval_return_mean": 5.0}
+    report = {f"policy_{i}/{name}": value for i in (0, 1) for name, value in own.items()}
+    several = make_run(tmp_path / "several", [{"env_steps": 100, "wall_s": 1.0, **report}], seed=1)
+    alone = run_with(tmp_path / "alone", [1.0], seed=2, learning_rate=0.5)
+    labels = [setting["label"] for setting in compared(capsys, several, alone)["settings"]]
+    assert labels == [
+        *(f"policy_{i}, learning rate default" for i in (0, 1)),
+        "learning rate 0.5",
+    ]
+
+
 def test_atari_games_have_the_published_scale_unless_another_is_given() -> None:
     found = scales(["ALE/Pong-v5", "ALE/Breakout-v5", "CartPole-v1"], {"ALE/Pong-v5": "0..21"})
     assert found["ALE/Pong-v5"][:2] == (0.0, 21.0) and "CartPole-v1" not in found
