@@ -396,7 +396,8 @@ class Pbt(Callback):
         best = self.best
         summary |= {"best": None if best is None else best.id, **self._totals()}
         if best is not None:
-            summary["return_mean"] = best.objective
+            own = summary["policies"][best.id]
+            summary |= {name: own[name] for name in own if name.startswith("return_")}
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         if self._members:

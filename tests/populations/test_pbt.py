@@ -312,6 +312,9 @@ def test_reports_summary_and_panel_have_the_population(
     rated = {p: last[f"{p}/pbt_objective"] for p in ids() if f"{p}/pbt_objective" in last}
     assert rated and summary["best"] == max(rated, key=rated.__getitem__)
     assert summary["return_mean"] == rated[summary["best"]]
+    own = summary["policies"][summary["best"]]
+    names = ("return_mean", "return_std", "return_best", "return_episodes")
+    assert [summary[name] for name in names] == [own[name] for name in names]
 
 
 @pytest.mark.long

@@ -49,6 +49,13 @@ _FILES = (
 """The files and folders that a run keeps in its folder."""
 
 
+def best_member(summary: Mapping[str, Any]) -> str | None:
+    """Return the policy that summary.json names as the best one of a population; None if it names
+    none."""
+    best = summary.get("best")
+    return next((name for name in summary.get("policies", ()) if name == best), None)
+
+
 def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
     """Return a folder ``runs/<env>-<algo>-<date>-<time>`` that does not exist yet. Characters that
     are unusual in file names become dashes."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.config import typed
 from sampleforge.encoding import lines
 from sampleforge.run.folder.files import LineFile
+from sampleforge.run.folder.run_folder import best_member
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.run.folder.trust import imports_code
 from sampleforge.run.screen.progress import duration, number
@@ -191,11 +192,12 @@ def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
 
 
 def _rests_on(measured: Mapping[str, Any]) -> str:
-    """Return in words the episodes that the mean return rests on."""
-    count = int(measured["return_episodes"])
+    """Return in words the episodes that the mean return rests on, and whose they are in a
+    population."""
+    count, best = int(measured["return_episodes"]), best_member(measured)
     episodes = f"{count:,} episodes" if count > 1 else "episode"
     if not measured["return_is_early"]:
-        return f"of the last {episodes}"
+        return f"of the last {episodes}" + (f" of {best}" if best else "")
     return (
         f"of the first {episodes} only (not every env row has ended one, and short episodes end "
         "first; evaluate the policy)"

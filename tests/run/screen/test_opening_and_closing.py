@@ -146,6 +146,9 @@ def test_the_end_line_and_the_next_commands() -> None:
         "Finished after 1:05: 12,345 env steps, mean return 1.50 of the last 100 episodes, best "
         "2.50, in runs/a b"
     )
+    best = {"best": "policy_3", "policies": {f"policy_{i}": {} for i in range(4)}}
+    line = end_line("finished", {**measured, **best}, folder)
+    assert "mean return 1.50 of the last 100 episodes of policy_3, best 2.50" in line
     early = {"return_episodes": 7.0, "return_is_early": True, "return_best": None}
     line = end_line("finished", {**measured, **early}, folder)
     assert "mean return 1.50 of the first 7 episodes only (not every env row has ended one" in line
