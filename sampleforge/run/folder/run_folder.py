@@ -252,9 +252,13 @@ class RunFolder:
             return self.snapshots / policy
         if not several:
             raise ConfigError(f"{self.path} has one policy, and none called {policy!r}")
+        named = several[0]
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # missing or damaged
+            best = best_member(json.loads(self.summary_file.read_bytes()))
+            named = best if best in several else named
         raise ConfigError(
             f"{self.path} has the policies {', '.join(several)}; say which of them: --policy "
-            f"{several[0]}, or policy={several[0]!r} in Python"
+            f"{named}, or policy={named!r} in Python"
         )
 
     def close(self) -> None:

@@ -205,18 +205,18 @@ def _rests_on(measured: Mapping[str, Any]) -> str:
 
 
 def next_commands(
-    config: AnyConfig, folder: Path, status: str, *, has_checkpoint: bool
+    config: AnyConfig, folder: Path, measured: Mapping[str, Any], *, has_checkpoint: bool
 ) -> list[str]:
     """Return the lines with the commands that resume, evaluate (if it ``has_checkpoint``) and plot
-    a run. ``config``: as the user gave it. The list is empty if the run has no learner or is a
-    benchmark."""
+    a run. ``config``: as the user gave it; ``measured``: the values of summary.json. The list is
+    empty if the run has no learner or is a benchmark."""
     if config.sampler_only or config.benchmark:
         return []
-    path = shlex.quote(shown(folder))
-    policy = "" if len(policy_ids(config)) == 1 else f" --policy {policy_ids(config)[0]}"
+    path, ids = shlex.quote(shown(folder)), policy_ids(config)
+    policy = "" if len(ids) == 1 else f" --policy {best_member(measured) or ids[0]}"
     trust = " --trust" if imports_code(config) else ""  # the run's own environment or encoder
     to_resume = "To resume"
-    if status == "finished":
+    if measured["status"] == "finished":
         to_resume += " (with a later stop condition)"
     evaluate = f"To evaluate: sampleforge eval {path}{policy}{trust}"
     return [

@@ -336,7 +336,7 @@ class Screen(Callback):
             session.message(end_line(status, summary, folder), "result")
             if session.checkpoints.writes:
                 has = session.folder.has_checkpoint
-                for line in next_commands(session.asked, folder, status, has_checkpoint=has):
+                for line in next_commands(session.asked, folder, summary, has_checkpoint=has):
                     session.message(line)
         self.close()
 

@@ -187,6 +187,29 @@ def test_an_unknown_run_is_answered_with_the_nearest_name(folder):
         RunFolder.existing(folder.path.parent / "cartpol")
 
 
+@pytest.mark.parametrize(
+    ("summary", "named"),
+    [
+        ('{"best": "b", "policies": {"a": {}, "b": {}}}', "b"),
+        ('{"best": null, "policies": {"a": {}, "b": {}}}', "a"),
+        ('{"best": "gone", "policies": {"gone": {}}}', "a"),
+        ("[1]", "a"),
+        ("{", "a"),
+        (None, "a"),
+    ],
+)
+def test_which_of_several_policies_is_asked_with_the_best_one(folder, summary, named):
+    for policy in ("a", "b"):
+        CheckpointStore(folder.checkpoints / policy, 1).folder.mkdir(parents=True)
+        (folder.checkpoints / policy / "manifest.json").touch()
+    if summary is not None:
+        folder.summary_file.write_text(summary)
+    with pytest.raises(
+        ConfigError, match=f"say which of them: --policy {named}, or policy='{named}'"
+    ):
+        folder.policy_checkpoints(None)
+
+
 def test_default_folder_names_are_safe(tmp_path):
     for env in ("ALE/Pong-v5", "my.module:make env", "../../etc"):
         path = default_run_dir(AppoConfig(env=env), tmp_path)

@@ -155,13 +155,18 @@ def test_the_end_line_and_the_next_commands() -> None:
     none = {**measured, "return_mean": None, "return_best": None}
     assert "no episode has ended" in end_line("interrupted", none, folder)
     asked = ApexConfig(env="E")
-    resume, evaluate, plot = next_commands(asked, folder, "interrupted", has_checkpoint=True)
+    measured["status"] = "interrupted"
+    resume, evaluate, plot = next_commands(asked, folder, measured, has_checkpoint=True)
     assert resume == "To resume: sampleforge train apex --env E --run-dir 'runs/a b'"
     assert evaluate.endswith("sampleforge eval 'runs/a b'") and "sampleforge plot" in plot
-    begun = next_commands(asked, folder, "interrupted", has_checkpoint=False)
+    begun = next_commands(asked, folder, measured, has_checkpoint=False)
     assert begun == [resume, plot], "there is nothing to evaluate"
     alone = dataclasses.replace(asked, sampler_only=True)
-    assert next_commands(alone, folder, "finished", has_checkpoint=False) == []
+    assert next_commands(alone, folder, measured, has_checkpoint=False) == []
+    several = dataclasses.replace(asked, num_policies=4)
+    for values, policy in ((measured, "policy_0"), ({**measured, **best}, "policy_3")):
+        evaluate = next_commands(several, folder, values, has_checkpoint=True)[1]
+        assert evaluate.endswith(f"sampleforge eval 'runs/a b' --policy {policy}")
 
 
 def test_a_traceback_of_the_probe_goes_to_the_log(tmp_path: Path) -> None:
