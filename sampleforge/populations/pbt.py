@@ -116,6 +116,7 @@ class MemberInRun:
         self.statistics.forget_returns()
         if self.counting == "soon":
             self.counting = "yes"
+            self.statistics.begin_copy()
         elif self.board.has_restarted:
             self.counting = "soon"
 
@@ -221,6 +222,8 @@ class Pbt(Callback):
             member.number = learner.get("tag", {}).get("change", 0)
             member.segment, member.copied_from = own["segment"], own["copied_from"]
             member.copies, member.mutations = own["copies"], own["mutations"]
+            member.statistics.expect_copy(member.segment)
+            member.statistics.begin_copy()  # all environments begin anew
             member.hyperparameters = dict(own["hyperparameters"])
             pending = own["pending"]
             if pending is not None and pending["number"] <= member.number:
@@ -300,6 +303,8 @@ class Pbt(Callback):
     ) -> None:
         """Send a change to the learners of a member. ``state``: the donor's."""
         member.number, member.pending = pending.number, pending
+        if pending.segment is not None:
+            member.statistics.expect_copy(pending.segment.number)
         tensors, plain = ({}, {}) if state is None else state
         member.inbox.send(
             pending.number,
@@ -321,6 +326,7 @@ class Pbt(Callback):
             member.copied_from = pending.donor
             member.copies += 1
             member.counting = "no"
+            member.statistics.expect_copy(member.segment)
             member.statistics.forget_evaluation(member.group.weights.version)
         for event in pending.events:
             member.mutations += event["event"] == "explore"

@@ -22,7 +22,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
 from sampleforge.populations.rules import takes
 from sampleforge.run.callback import Callback
-from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.checkpoint import CheckpointStore, decode
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
@@ -194,6 +194,32 @@ def test_a_copy_is_rated_by_its_own_episodes_only(tmp_path: Path) -> None:
             assert event["objective"] * event["episodes"] <= own
             checked += 1
     assert checked >= 2
+
+
+@pytest.mark.long
+def test_the_best_checkpoint_of_a_member_has_the_weights_of_its_last_copy(tmp_path: Path) -> None:
+    """Each checkpoint says how many copies have been made by then, or are on their way; no rating
+    is one of weights before a copy."""
+    often = {"metrics_window": 5, "pbt_period": 900, "milestone_interval": 600}
+    assert run(APPO, tmp_path, steps=16_000, **often)["copies"] >= 3
+
+    def segment(state: Any) -> int:
+        number: int = state["learner"].get("tag", {}).get("segment", [0])[0]
+        return number
+
+    rated = 0
+    for policy in ids():
+        store = CheckpointStore(tmp_path / "checkpoints" / policy, 1)
+        newest, best = store.load(log=print), store.load("best", log=print)
+        assert newest is not None and best is not None
+        assert segment(best[0].state) == segment(newest[0].state)
+        for file in store.folder.glob("*.safetensors"):
+            state = decode(file.read_bytes()).state
+            assert state["copies"] in (segment(state), segment(state) + 1)
+            if state["return_mean"] is not None:
+                assert state["copies"] == segment(state)
+                rated += segment(state) > 0
+    assert rated >= 3
 
 
 @pytest.mark.long

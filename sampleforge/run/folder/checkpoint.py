@@ -159,7 +159,8 @@ class CheckpointEntry:
     ``sha256`` and ``size`` (bytes) are of the whole file; ``number`` counts the checkpoints of the
     run. ``return_mean`` is the mean return of training, None until the window of episodes is full.
     ``eval_return_mean`` is the result of the last evaluation before the checkpoint, with the
-    weights at ``eval_env_steps``. ``kinds``: the reasons to keep it (latest, best, milestone)."""
+    weights at ``eval_env_steps``. ``kinds``: the reasons to keep it (latest, best, milestone).
+    ``copies``: how often the member of a population had copied another's weights by then."""
 
     file: str
     sha256: str
@@ -172,6 +173,7 @@ class CheckpointEntry:
     kinds: tuple[str, ...] = ()
     eval_return_mean: float | None = None
     eval_env_steps: int | None = None
+    copies: int = 0
 
     @property
     def is_rated(self) -> bool:
@@ -199,6 +201,7 @@ class CheckpointStore:
         eval_return_mean: float | None = None,
         eval_env_steps: int | None = None,
         milestone: bool = False,
+        copies: int = 0,
     ) -> Path:
         """Write a checkpoint, then remove checkpoints that are not to be kept. Return the new file.
 
@@ -219,6 +222,7 @@ class CheckpointStore:
             "eval_return_mean": _finite(eval_return_mean),
             "eval_env_steps": eval_env_steps,
             "milestone": milestone,
+            "copies": copies,
         }
         data = encode(checkpoint, about)
         digest = hashlib.sha256(data).hexdigest()
@@ -238,6 +242,7 @@ class CheckpointStore:
             eval_return_mean=state["eval_return_mean"],
             eval_env_steps=state["eval_env_steps"],
             milestone=state["milestone"],
+            copies=state["copies"],
         )
 
     def _check_not_older(self, version: int, entries: list[CheckpointEntry]) -> None:
@@ -270,7 +275,7 @@ class CheckpointStore:
     def load(
         self, which: Literal["latest", "best"] = "latest", *, log: Log
     ) -> tuple[Checkpoint, CheckpointEntry] | None:
-        """Return the latest or the best (see `_by_rating`) checkpoint and its entry; None if no
+        """Return the latest or the best (see `_ranked`) checkpoint and its entry; None if no
         checkpoint was ever saved. Without a rated checkpoint the latest stands in for the best.
 
         A damaged checkpoint is refused and the one before it is returned; ``log`` gets a message
@@ -284,7 +289,7 @@ class CheckpointStore:
             log(problem)
 
         entries, traces = self._entries(note)
-        for entry in sorted(entries, key=_by_rating if which == "best" else _by_number)[::-1]:
+        for entry in (_ranked(entries) if which == "best" else entries)[::-1]:
             try:
                 checkpoint = decode(self._verified(entry))
             except (CheckpointError, OSError) as error:
@@ -293,8 +298,9 @@ class CheckpointStore:
             if problems:
                 log(f"using checkpoint {entry.file} of {entry.env_steps} env steps")
             if which == "best" and not entry.is_rated:
+                since = " since the last copy" if entry.copies else ""
                 log(
-                    f"no checkpoint in {self.folder} has a mean return yet, which takes 100 "
+                    f"no checkpoint in {self.folder}{since} has a mean return yet, which takes 100 "
                     "finished episodes or an evaluation (--evaluate-interval); using the latest"
                 )
             return checkpoint, entry
@@ -373,7 +379,7 @@ def _kinds(entries: list[CheckpointEntry], keep: int) -> dict[str, tuple[str, ..
     """Return the reasons to keep each entry, by file name; empty for entries to remove."""
     by_number = sorted(entries, key=_by_number)
     latest = {entry.file for entry in by_number[-keep:]}
-    best = max(entries, key=_by_rating)
+    best = _ranked(entries)[-1]
     kinds: dict[str, tuple[str, ...]] = {}
     for entry in entries:
         is_best = entry is best and entry.is_rated
@@ -384,6 +390,13 @@ def _kinds(entries: list[CheckpointEntry], keep: int) -> dict[str, tuple[str, ..
         }
         kinds[entry.file] = tuple(kind for kind, holds in reasons.items() if holds)
     return kinds
+
+
+def _ranked(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+    """Return the entries with the best one last. Those of weights that a copy has replaced since,
+    in a population, come before all others, whatever their rating."""
+    copies = max(entries, key=_by_number).copies if entries else 0
+    return sorted(entries, key=lambda entry: (entry.copies == copies, *_by_rating(entry)))
 
 
 def _by_number(entry: CheckpointEntry) -> int:

@@ -119,6 +119,10 @@ class PolicyStatistics:
         """Returns and lengths that count in the run's own means: the games of this policy, each
         with the agents of all policies. Every game is in that of one policy."""
         self.return_best: float | None = earlier.get("return_best")
+        self.copies = int(earlier.get("copies", 0))
+        """How often copies of another's weights have replaced the policy's own before its episodes
+        began."""
+        self._newest_copy = self.copies
         self._exploring: ReturnsByExploration | None = None
         if group.exploration is not None:
             before = earlier.get("exploring", {})
@@ -161,8 +165,18 @@ class PolicyStatistics:
         for name, own in returns.items():
             self._of_type[name].append(sum(own) / len(own))
 
+    def expect_copy(self, number: int) -> None:
+        """Take note that the copy with this ``number`` (from 1) is on its way, which replaces the
+        policy's weights at some time: until `begin_copy`, nothing rates its checkpoints."""
+        self._newest_copy = number
+
+    def begin_copy(self) -> None:
+        """Take note that all episodes from now on are those of the newest copy."""
+        self.copies = self._newest_copy
+
     def forget_returns(self) -> None:
-        """Forget the returns so far, but for the best mean."""
+        """Forget the returns so far, the best mean among them."""
+        self.return_best = None
         self.returns.clear()
         self.lengths.clear()
         self.of_run.clear()
@@ -241,14 +255,18 @@ class PolicyStatistics:
         return float(self._counters.column("trained_steps")[self._learners].sum())
 
     def rating(self) -> dict[str, float | int | None]:
-        """Return the rating of the policy that a checkpoint stores: ``return_mean`` over a
-        full window of episodes (None before, because the mean of a few may be luck), and the last
-        evaluation's mean with the env steps of its weights."""
-        full = len(self.returns) == self._window
-        steps = self.last_evaluation.get("eval_env_steps")
+        """Return the rating of the policy that a checkpoint stores: ``copies`` so far, one that is
+        on its way among them; ``return_mean`` over a full window of episodes (None before, because
+        the mean of a few may be luck), and the last evaluation's mean with the env steps of its
+        weights. Returns of weights that a copy has replaced, or is about to, rate nothing."""
+        is_own = self.copies == self._newest_copy
+        full = is_own and len(self.returns) == self._window
+        evaluation = self.last_evaluation if is_own else {}
+        steps = evaluation.get("eval_env_steps")
         return {
+            "copies": self._newest_copy,
             "return_mean": self.return_mean if full else None,
-            "eval_return_mean": self.last_evaluation.get("eval_return_mean"),
+            "eval_return_mean": evaluation.get("eval_return_mean"),
             "eval_env_steps": None if steps is None else int(steps),
         }
 
@@ -268,6 +286,7 @@ class PolicyStatistics:
             "episodes": self.episodes,
             "returns": list(self.returns),
             "return_best": self.return_best,
+            "copies": self._newest_copy,
             "lengths": list(self.lengths),
             "of_run": [[ret, length] for ret, length in self.of_run],
             "of_type": {name: list(returns) for name, returns in self._of_type.items()},

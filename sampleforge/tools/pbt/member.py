@@ -238,12 +238,7 @@ class MemberRun:
         changed, events = changed_checkpoint(own, donor, rule, rng, config)
         if changed is None:
             return
-        self.store.save(
-            changed,
-            env_steps=changed.state["env_steps"],
-            version=changed.state["learner"]["version"],
-            return_mean=None,
-        )
+        self.store.save_state(changed.tensors, changed.state)
         for event in events:
             self.log(event)
 

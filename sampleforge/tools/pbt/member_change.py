@@ -101,8 +101,11 @@ def changed_checkpoint(
         events[0] |= {"donor_round": donor[0].round, "snapshot": donor[0].checkpoint}
     events = [{"event": event["event"], **place, **event} for event in events]
     statistics = dict(state["statistics"])
+    copies = statistics.get("copies", 0) + (donor is not None)
     if donor is not None:
         statistics |= {
+            "copies": copies,
+            "return_best": None,
             "returns": [],
             "lengths": [],
             "of_run": [],
@@ -115,6 +118,7 @@ def changed_checkpoint(
         "learner": _changed_learner(checkpoint, base, after),
         "statistics": statistics,
         "milestone": False,
+        "copies": copies,
         "return_mean": None,
         "eval_return_mean": None,
         "eval_env_steps": None,

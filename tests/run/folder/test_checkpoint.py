@@ -32,7 +32,7 @@ def checkpoint(number: int) -> Checkpoint:
     return Checkpoint({"w": torch.full((3, 2), float(number))}, {"number": number})
 
 
-def save(store, number, return_mean=None, milestone=False):
+def save(store, number, return_mean=None, milestone=False, copies=0):
     """Checkpoint ``number`` at 100 env steps each."""
     return store.save(
         checkpoint(number),
@@ -40,6 +40,7 @@ def save(store, number, return_mean=None, milestone=False):
         version=number,
         return_mean=return_mean,
         milestone=milestone,
+        copies=copies,
     )
 
 
@@ -308,13 +309,29 @@ def test_without_a_rating_the_best_is_the_latest_and_said_to_be(store):
     assert number == 2 and said.endswith("using the latest")
 
 
+def test_the_best_is_not_one_of_weights_that_a_copy_has_replaced(store):
+    """Of a population's member: it is the best since the last copy, or the newest one."""
+    save(store, 0, 9.0, milestone=True)
+    assert load(store, "best") == (0, [])
+    save(store, 1, copies=1, milestone=True)
+    number, (said,) = load(store, "best")
+    assert number == 1 and "since the last copy has a mean return yet" in said
+    save(store, 2, 5.0, copies=1)
+    for number in (3, 4, 5):
+        save(store, number, 4.0, copies=1)
+    assert load(store, "best") == (2, []) and load(store)[0] == 5
+    save(store, 6, 3.0, copies=2)
+    assert load(store, "best") == (6, [])
+    assert len(list(store.folder.glob("*.safetensors"))) == 4, "two milestones, the latest two"
+
+
 def test_a_manifest_of_an_earlier_version_is_read(store):
     for number in range(3):
         save(store, number, 3.0 - number)
     path = store.folder / "manifest.json"
     manifest = json.loads(path.read_text())
     for entry in manifest["entries"]:
-        del entry["eval_return_mean"], entry["eval_env_steps"]
+        del entry["eval_return_mean"], entry["eval_env_steps"], entry["copies"]
     path.write_text(json.dumps(manifest))
     assert load(store, "best") == (0, [])
 

@@ -298,3 +298,30 @@ def test_an_evaluation_of_weights_that_were_replaced_rates_nothing() -> None:
     policy.take_evaluations([evaluated(20)])
     assert policy.rating()["eval_return_mean"] == 20.0
     assert [each["eval_return_mean"] for each in policy.evaluations] == [7.0, 8.0, 20.0]
+
+
+def test_returns_of_weights_that_a_copy_replaces_rate_nothing() -> None:
+    """Neither from when the copy is on its way, nor afterwards, as the best mean."""
+    ours = statistics(2)
+    (policy,) = ours.policies
+
+    def play(*returns: float) -> None:
+        ours.take_episodes([EpisodeRecord(0, 0, 0, ret, 1) for ret in returns])
+
+    def rated() -> tuple[Any, ...]:
+        rating = policy.rating()
+        return rating["copies"], rating["return_mean"], policy.return_best
+
+    play(5.0, 7.0)
+    assert rated() == (0, 6.0, 6.0)
+    policy.expect_copy(1)
+    assert rated() == (1, None, 6.0), "the weights are replaced at any time"
+    policy.forget_returns()
+    assert rated() == (1, None, None)
+    policy.begin_copy()
+    play(1.0)
+    assert rated() == (1, None, None)
+    play(2.0)
+    assert rated() == (1, 1.5, 1.5)
+    (again,) = statistics(2, ours.state(policy)).policies
+    assert again.rating()["copies"] == 1 and again.return_best == 1.5

@@ -83,6 +83,14 @@ def test_members_take_turns_where_there_are_fewer_jobs(tmp_path: Path) -> None:
     assert result["copies"] == kinds.count("exploit") > 0
     assert result["mutations"] == kinds.count("explore") > 0
     assert json.loads((folder / "results.json").read_text()) == result
+    for member in "01":  # each checkpoint says how many copies have been made by then
+        copied = [
+            e["env_steps"] for e in events if (e["event"], e["member"]) == ("exploit", member)
+        ]
+        manifest = run_folder(folder, member) / "checkpoints" / "manifest.json"
+        entries = json.loads(manifest.read_text())["entries"]
+        newest = {entry["env_steps"]: entry["copies"] for entry in entries}
+        assert newest == {at: sum(each <= at for each in copied) for at in newest}
     first = [e["hyperparameters"]["learning_rate"] for e in events if e["event"] == "start"]
     assert 1e-5 <= min(first) < 10**-3.5 < max(first) <= 1e-2, "one from each half"
 

@@ -86,6 +86,8 @@ def test_a_copy_has_no_episodes_of_the_donor_or_of_before() -> None:
     statistics = result.state["statistics"]
     assert statistics["returns"] == [] and statistics["lengths"] == []
     assert statistics["episodes"] == 7 and result.state["eval_return_mean"] is None
+    assert statistics["return_best"] is None
+    assert statistics["copies"] == result.state["copies"] == 1, "earlier checkpoints rank below"
 
 
 def test_the_version_is_above_both() -> None:
@@ -119,7 +121,7 @@ def test_a_schedule_s_present_rate_changes_by_the_same_factor() -> None:
 def test_a_perturbed_member_keeps_its_weights_and_episodes() -> None:
     result, events = changed(donor=False, explores=True)
     assert result is not None and result.tensors["model/w"] == 1.0
-    assert result.state["statistics"]["returns"] == [1.0] * 5
+    assert result.state["statistics"]["returns"] == [1.0] * 5 and result.state["copies"] == 0
     assert [event["event"] for event in events] == ["explore"]
 
 
