@@ -23,6 +23,7 @@ from sampleforge.populations.lineage import read
 from sampleforge.populations.rules import takes
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import CheckpointStore, decode
+from sampleforge.run.reports import episodes
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
@@ -220,6 +221,25 @@ def test_the_best_checkpoint_of_a_member_has_the_weights_of_its_last_copy(tmp_pa
                 assert state["copies"] == segment(state)
                 rated += segment(state) > 0
     assert rated >= 3
+
+
+@pytest.mark.long
+def test_episodes_csv_tells_own_episodes_from_those_of_replaced_weights(tmp_path: Path) -> None:
+    """The last point of each member's curve is the mean of its reports, also after a resume."""
+    checked = 0
+    for steps in (12_000, 16_000):
+        summary = run(APPO, tmp_path, steps=steps, metrics_window=20, pbt_period=900)
+        header, rows = episodes.read_rows(tmp_path / "episodes.csv")
+        for policy in ids():
+            copies = latest(tmp_path, policy)[1]["copies"]
+            own = [row for row in rows if row["policy"] == policy and row["copies"] == str(copies)]
+            if not own:
+                continue  # its own have not begun: what the reports have is about to be forgotten
+            last = episodes.mean_returns(header, rows, 20, policy)["return_mean"][-1]
+            assert last == pytest.approx(summary["policies"][policy]["return_mean"])
+            assert summary["policies"][policy]["return_episodes"] == min(20, len(own))
+            checked += copies > 0
+    assert checked >= 3
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sampleforge.env.games import OF_ENV
 from sampleforge.run.folder.files import LineFile, writing
 from sampleforge.run.reports.policy_statistics import mean_return
-from sampleforge.run.reports.statistics import FirstEpisodes, first_of, rows_of
+from sampleforge.run.reports.statistics import FirstEpisodes, first_of, is_population, rows_of
 from sampleforge.runtime.files import write_atomically
 from sampleforge.shared.records import EpisodeRecord, games
 
@@ -38,9 +38,12 @@ FLUSH_S = 1.0
 MOST_STATS = 64
 """Statistics of an environment that have a column; further ones have none."""
 COLUMNS = ("r", "l", "t", "env_steps", "episode", "actor", "env")
-"""The columns of every file. ``policy`` follows in a run with several, ``epsilon`` and ``third``
-where env rows explore differently (see `Exploration`), then ``env_*``, the statistics of the
-environment."""
+"""The columns of every file. ``policy`` follows in a run with several, ``copies`` in a population:
+how many of these had replaced the policy's weights when its own episodes began. ``epsilon`` and
+``third`` follow where env rows explore differently (see `Exploration`), then ``env_*``, the
+statistics of the environment."""
+LEAST_OF_COPY = 10
+"""Episodes of new weights from which on a curve has their mean, if the run goes on for so long."""
 PART = ("env_steps", "rows", "window")
 """What the first line says of each part of a run, from its beginning or from a resume on: the env
 steps after which it begins, and the arguments of its `FirstEpisodes`."""
@@ -73,8 +76,13 @@ class EpisodesFile:
         self._rows = session.plan.rows
         self._policies = [group.id for group in groups] if len(groups) > 1 else []
         self._exploration = [group.exploration for group in groups]
-        explores = any(self._exploration)
-        optional = {"policy": bool(self._policies), "epsilon": explores, "third": explores}
+        self._statistics = session.statistics.policies
+        optional = {
+            "policy": bool(self._policies),
+            "copies": is_population(session.resolved) or any(p.copies for p in self._statistics),
+            "epsilon": any(self._exploration),
+            "third": any(self._exploration),
+        }
         self._own = (*COLUMNS, *(name for name, is_there in optional.items() if is_there))
         self._parts = [_part_of(session, first_step)]
         self._of_stats: list[str] = []
@@ -110,6 +118,8 @@ class EpisodesFile:
         text = f"{mean_return(game):.10g},{length},{now},{number},{first.actor},{env}"
         if self._policies:
             text += f",{self._policies[first.policy]}"
+        if "copies" in self._own:
+            text += f",{self._statistics[first.policy].copies}"
         if "epsilon" in self._own:
             own, row = self._exploration[first.policy], first[:3]
             text += f",{own.epsilon[row]:.6g},{own.third[row]}" if own else ",,"
@@ -215,7 +225,8 @@ def mean_returns(
     episodes, of an episodes.csv (of one policy's rows, if it is named), as reports have it: where
     env rows explore differently, of the third that explores least, and at the beginning of each
     part of the run over as many episodes of each row (`FirstEpisodes`). If none counts in this way,
-    it is the mean of all so far.
+    it is the mean of all so far. Where copies have replaced a policy's weights, it is over episodes
+    since the newest one, from the `LEAST_OF_COPY`-th on.
 
     A file that was thinned has fewer episodes: the mean is over ``window`` of these.
     """
@@ -225,16 +236,36 @@ def mean_returns(
     if not counted:
         counted, window = [(row, [_record(row, policies)]) for row in rows], max(1, len(rows))
     own = [
-        (float(at["env_steps"]), float(at["t"]), record.ret)
+        (float(at["env_steps"]), float(at["t"]), record.ret, _copies(at))
         for at, game in counted
         for record in game
         if policy in ("", policies[record.policy])
     ]
-    env_steps, wall_s, each = np.array(own, np.float64).reshape(-1, 3).T
-    returns = np.cumsum(each)
+    has_one = policy != "" or len(policies) == 1
+    stretches = [[*each] for _, each in groupby(own, key=lambda each: has_one and each[3])]
+    means = [
+        _means(each, window, LEAST_OF_COPY if number else 1)
+        for number, each in enumerate(stretches)
+    ]
+    env_steps, wall_s, returns = np.concatenate([np.zeros((0, 3)), *means]).T
+    return {"env_steps": env_steps, "wall_s": wall_s, "return_mean": returns}
+
+
+def _means(own: Sequence[tuple[float, float, float, str]], window: int, least: int) -> Floats:
+    """Return env steps, seconds and the mean over the last ``window`` returns after each of the
+    episodes, [N, 3], from the ``least``-th on, or the last one, if there are fewer."""
+    table = np.array([each[:3] for each in own], np.float64)
+    returns = np.cumsum(table[:, 2])
     counts = np.minimum(np.arange(1, len(own) + 1), window)
     before = np.concatenate([np.zeros(min(window, len(own))), returns[: max(0, len(own) - window)]])
-    return {"env_steps": env_steps, "wall_s": wall_s, "return_mean": (returns - before) / counts}
+    table[:, 2] = (returns - before) / counts
+    return table[min(least, window, len(own)) - 1 :]
+
+
+def _copies(row: Mapping[str, str]) -> str:
+    """Return how many copies had replaced the weights of a row's policy; what an earlier version
+    has written does not say so."""
+    return row.get("copies") or "0"
 
 
 def _least_exploring(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -260,12 +291,13 @@ def _counted(
     after which it does. Of a part that an earlier version has written, all count as they end."""
     parts = header.get("parts", [])
     begins = [part["env_steps"] for part in parts]
-    first = FirstEpisodes(0, 0)
+    first, copies = FirstEpisodes(0, 0), "0"
     by_part = groupby(rows, key=lambda row: bisect_left(begins, float(row["env_steps"])))
     for number, group in by_part:
         own = list(group)
         for game in first.waiting:  # those of the part before count in a run that is resumed
-            yield own[0], game
+            yield {**own[0], "copies": copies}, game
+        copies = _copies(own[-1])
         first = _first_episodes(parts[number - 1], header, own) if number else FirstEpisodes(0, 0)
         for _, lines in groupby(own, key=lambda row: row["episode"]):
             ended = list(lines)

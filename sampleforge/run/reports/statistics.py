@@ -412,7 +412,12 @@ def statistics_of(session: Session) -> RunStatistics:
 def rows_of(session: Session) -> int:
     """Return the number of a wired session's env rows; 0 if the first episodes are as good as the
     later ones."""
-    return 0 if getattr(session.resolved, "pbt", False) else session.plan.envs
+    return 0 if is_population(session.resolved) else session.plan.envs
+
+
+def is_population(config: object) -> bool:
+    """Return whether the policies of a run are the members of a population."""
+    return bool(getattr(config, "pbt", False))
 
 
 def first_of(graph: Graph, rows: int, window: int) -> tuple[int, int]:

@@ -186,13 +186,52 @@ def test_a_row_of_which_a_thinned_file_has_no_episode_is_not_waited_for(tmp_path
         assert mean_returns(*read_rows(path), 2)["return_mean"].tolist() == expected
 
 
+def test_the_mean_after_a_copy_is_not_over_episodes_of_the_weights_before(tmp_path: Path) -> None:
+    """It begins with the tenth episode since, or with the last one, if there are fewer; what an
+    earlier version has written counts as without copies."""
+    head = HEAD.replace("EVERY", "1") + ",policy,copies"
+    copies = {"a": ["", "", *"0" * 8, *"1" * 12, *"2" * 3], "b": ["0"] * 25}
+    lines = [
+        f"{n if policy == 'a' else -1},1,{n},{10 * n},{2 * n + i},0,0,{policy},{copies[policy][n]}"
+        for n in range(25)
+        for i, policy in enumerate("ab")
+    ]
+    path = written(tmp_path / "episodes.csv", head, lines)
+    found = mean_returns(*read_rows(path), 4, "a")
+    counted = [*range(10), *range(13, 22), 24]  # a window of 4 has no tenth episode
+    assert found["env_steps"].tolist() == [10 * n for n in counted]
+    for n, mean in zip(counted, found["return_mean"].tolist(), strict=True):
+        begins = 0 if n < 10 else 10 if n < 22 else 22
+        assert mean == pytest.approx(np.mean(range(max(begins, n - 3), n + 1)))
+    found = mean_returns(*read_rows(path), 100, "a")
+    assert found["return_mean"].tolist()[-4:] == pytest.approx([14.5, 15.0, 15.5, 23.0])
+    assert mean_returns(*read_rows(path), 100, "b")["return_mean"].tolist() == [-1.0] * 25
+    assert len(mean_returns(*read_rows(path), 100)["env_steps"]) == 50, "of all policies"
+
+
+def test_a_member_of_a_population_of_runs_forgets_what_waits_of_other_weights(
+    tmp_path: Path,
+) -> None:
+    """Its runs wait for as many episodes of each row; those that wait when it copies are not its
+    own."""
+    parts = [{"env_steps": n, "rows": 2, "window": 100} for n in (0, 50)]
+    head = HEAD.replace("EVERY", f'1, "parts": {json.dumps(parts)}') + ",copies"
+    rows = [(0, 1.0, ""), (1, 3.0, ""), (0, 50.0, ""), (0, 7.0, "1"), (1, 9.0, "1")]
+    lines = [f"{r},1,{n},{15 * n},{n},0,{row},{c}" for n, (row, r, c) in enumerate(rows, 1)]
+    found = mean_returns(*read_rows(written(tmp_path / "episodes.csv", head, lines)), 100)
+    assert found["return_mean"].tolist()[-1] == 8.0
+
+
 def fake(rows: int = 2) -> Any:
     group = SimpleNamespace(id="policy", exploration=None)
     progress = SimpleNamespace(env_steps=7, wall_s=1.0)
     graph = SimpleNamespace(groups=[group], progress=progress)
     config, plan = SimpleNamespace(env="E"), SimpleNamespace(rows=rows, envs=2 * rows)
     resolved = SimpleNamespace(metrics_window=100)
-    return SimpleNamespace(graph=graph, config=config, resolved=resolved, plan=plan)
+    statistics = SimpleNamespace(policies=[SimpleNamespace(copies=0)])
+    return SimpleNamespace(
+        graph=graph, config=config, resolved=resolved, plan=plan, statistics=statistics
+    )
 
 
 def test_a_file_that_is_too_large_is_thinned(tmp_path: Path) -> None:
