@@ -155,6 +155,11 @@ class Callbacks(list[Callback]):
                 for name in KEPT:
                     if name not in report:
                         raise TypeError(f"the report has no {name!r} any more, which must stay")
+                    if report[name] != before[name]:
+                        raise TypeError(
+                            f"report[{name!r}] must stay {before[name]!r}, but is "
+                            f"{report[name]!r:.80}"
+                        )
                 for name, value in report.items():
                     if name not in before or value is not before[name]:
                         _check_name(name, "a report")

@@ -355,7 +355,7 @@ class StarvedPolicies(Callback):
         self._warned: set[str] = set()
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        now = session.graph.progress.env_steps
+        now = int(report["env_steps"])
         for policy in session.statistics.policies:
             updates, env_steps = self._last[policy.id]
             if policy.updates != updates:

@@ -196,6 +196,11 @@ class Counters:
         column: npt.NDArray[np.float64] = self._arrays["values"][:, self.names.index(name)].copy()
         return column
 
+    def columns(self, names: Sequence[str]) -> npt.NDArray[np.float64]:
+        """Return some numbers of every worker, all read at one moment, float64 [names, workers]."""
+        values = self._arrays["values"].copy()
+        return values[:, [self.names.index(name) for name in names]].T
+
     def set_remote(self, rows: npt.NDArray[np.float64], *, keep: int) -> None:
         """Set the first rows [n, names] except row ``keep``, for workers whose own counters are in
         the memory of another machine."""

@@ -103,12 +103,8 @@ class Tracking(Callback):
         finite = {name: value for name, value in report.items() if isfinite(value)}
         graph = session.graph
         policies = [prefix for prefix in map(graph.prefix, graph.groups) if prefix]
-        values = {"env_steps": graph.progress.env_steps, **finite}
-        self._try(
-            session,
-            "take a report",
-            lambda: self._sink.report(values, graph.progress.env_steps, policies),
-        )
+        env_steps = int(report["env_steps"])
+        self._try(session, "take a report", lambda: self._sink.report(finite, env_steps, policies))
 
     def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
         self._take_state(session)

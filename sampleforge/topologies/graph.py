@@ -170,8 +170,15 @@ class Graph:
 
     def total(self, name: str) -> float:
         """Return the sum of one counter over all workers that take part in the training."""
-        beside = [node.counter_row for node in self.having("evaluator")]
-        return float(self.counters.total(name) - self.counters.column(name)[beside].sum())
+        return self.totals([name])[0]
+
+    def totals(self, names: Sequence[str]) -> list[float]:
+        """Return the sums of some counters over these workers, all of one moment."""
+        columns = self.counters.columns(names)
+        for node in self.having("evaluator"):
+            columns[:, node.counter_row] = 0.0
+        totals: list[float] = columns.sum(axis=1).tolist()
+        return totals
 
     def restarts(self) -> dict[str, int]:
         """Return how often workers of each role were restarted."""

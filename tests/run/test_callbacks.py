@@ -19,9 +19,11 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.run import session as session_module
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.statistics import FirstEpisodes
 from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
+from sampleforge.tools.tracking import read_rows, tracking_callbacks
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
 from sampleforge.workers.callback import WORKER_HOOKS, for_workers
 from sampleforge.workers.hooks import EpisodeHandle
@@ -38,6 +40,7 @@ from tests.support.callbacks import (
 )
 from tests.support.processes import StartCli
 from tests.support.product import small
+from tests.support.reports import events
 from tests.support.runs import last_report, summary, until, until_trained, worker
 from tests.support.runs import train as command
 
@@ -252,6 +255,32 @@ def test_numbers_of_numpy_that_callbacks_return_are_written_as_numbers(tmp_path:
     assert again.saved == {"best": 0.5, "at": [1, 2]}
 
 
+class GoingOn(Callback):
+    """Takes 7 env steps while a report is made, as actors do in processes of their own."""
+
+    def extend_report(self, session: Session, report: dict[str, float]) -> None:
+        actor, *_ = session.graph.having("actor")
+        row = session.graph.counters.row(actor.counter_row)
+        for name in ("env_steps", "env_frames"):
+            row[name] += 7
+
+
+def test_a_report_is_of_one_moment_wherever_it_goes(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    class Told(Callback):
+        def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+            told.append(report["env_steps"])
+
+    run("appo", tmp_path, GoingOn(), Told(), *tracking_callbacks(AppoConfig(track=("csv",))))
+    assert len(told) > 1
+    assert [report["env_steps"] for report in reports(tmp_path)] == told
+    assert [report["env_frames"] for report in reports(tmp_path)] == told
+    shown = [(step, values["rollout/env_steps"]) for step, values in events(RunFolder(tmp_path))]
+    assert shown == [(each, each) for each in told]
+    assert [float(row["env_steps"]) for row in read_rows(tmp_path / "metrics.csv")] == told
+
+
 @pytest.mark.parametrize(
     ("given", "hook", "message"),
     [
@@ -264,6 +293,7 @@ def test_numbers_of_numpy_that_callbacks_return_are_written_as_numbers(tmp_path:
         ),
         ({"report": {"x": "warm"}}, "extend_report", r"report\['x'\] is 'warm', but must be a num"),
         ({"removed": ["env_steps"]}, "extend_report", "has no 'env_steps' any more"),
+        ({"report": {"env_steps": -1}}, "extend_report", r"report\['env_steps'\] must stay \d+"),
         (
             {"report": {("x", 1): 2.0}},
             "extend_report",

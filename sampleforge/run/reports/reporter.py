@@ -233,7 +233,7 @@ class RunFiles(Callback):
         session.folder.check_there()
         warning = self._reporter.report(
             report,
-            env_steps=graph.progress.env_steps,
+            env_steps=int(report["env_steps"]),
             wall_s=report["wall_s"],
             histograms=session.graph.histograms(),
             policies=[prefix for prefix in map(graph.prefix, graph.groups) if prefix],

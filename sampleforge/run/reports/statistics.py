@@ -235,16 +235,17 @@ class RunStatistics:
         ]
 
     def scalars(self, learners: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return the scalars of a report. ``learners``: the metrics of each policy group's learner
-        since the last report, by the group's id."""
+        """Return the scalars of a report: env steps, frames, seconds and their rates are of one
+        moment. ``learners``: the metrics of each policy group's learner since the last report, by
+        the group's id."""
         progress = self._graph.progress
-        self._remember()
+        wall_s, env_frames, env_steps, _ = self._remember()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         scalars = {
-            "env_steps": float(progress.env_steps),
-            "wall_s": progress.wall_s,
-            "env_frames": float(self._so_far("env_frames")),
+            "env_steps": progress.base_env_steps + env_steps,
+            "wall_s": wall_s,
+            "env_frames": self._before["env_frames"] + env_frames,
             "frames_per_s": frames_10s,
             "frames_per_s_10s": frames_10s,
             "frames_per_s_60s": frames_60s,
@@ -374,12 +375,15 @@ class RunStatistics:
         )
         return {f"stage_{name[:-2]}_us": self._total(name) / steps * 1e6 for name in names}
 
-    def _remember(self) -> None:
+    def _remember(self) -> tuple[float, float, float, float]:
+        """Note and return the seconds of training, and the frames, env steps and trained steps
+        since the run was started or resumed."""
         now = self._graph.progress.wall_s
-        totals = [self._total(n) for n in ("env_frames", "env_steps", "trained_steps")]
-        self._history.append((now, totals[0], totals[1], totals[2]))
+        frames, steps, trained = self._graph.totals(("env_frames", "env_steps", "trained_steps"))
+        self._history.append((now, frames, steps, trained))
         while len(self._history) > 2 and self._history[1][0] < now - 60.0:
             self._history.popleft()
+        return self._history[-1]
 
     def _rates(self, window: float) -> tuple[float, float, float]:
         """Return frames, env steps and trained steps per second over the last ``window`` seconds of

@@ -249,7 +249,7 @@ class RunWatch(Callback):
         return min(seen, now - beat) if 0.0 < beat <= now else seen
 
     def _count(self) -> npt.NDArray[np.float64]:
-        return np.stack([self._graph.counters.column(name) for name in COUNTERS])
+        return self._graph.counters.columns(COUNTERS)
 
     def _of(self, name: str, counted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         row: npt.NDArray[np.float64] = counted[COUNTERS.index(name)]
