@@ -329,7 +329,7 @@ class StoredBatchSource(BatchSource):
         return False
 
     def take(self, progress: float) -> Taken | None:
-        if self._progress.done:
+        if self._progress.done or self._progress.clock.halted:
             return None
         batch = self._mixture.batch(self._number)
         self._steps = int(batch.mask.sum())

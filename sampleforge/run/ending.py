@@ -1,11 +1,12 @@
-"""How a session ends: what it was asked for, the evaluation of the last weights, and what has ended
-it in words."""
+"""How a session ends: what it was asked for, the evaluation of the last weights, the last report
+after an interrupt, and what has ended it in words."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from time import monotonic
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -81,6 +82,51 @@ def _waiting(session: Session, groups: list[PolicyGroup]) -> list[PolicyGroup]:
         for policy in session.statistics.policies
     }
     return [group for group in groups if done[group.id] != group.weights.version]
+
+
+HALT_S = 0.5
+"""Most seconds in which, after an interrupt, workers complete the env steps that they are in."""
+
+
+def last_report(session: Session) -> None:
+    """Have an interrupted session make its last report, of all env steps: no more are taken from
+    now on. If there is nothing new since the one before, there is none.
+
+    What is missing with it is only the end of the curves: a second Ctrl-C in the library, and a
+    callback of the user's that asks a worker which is gone, leave it out. The last checkpoint
+    follows."""
+    from sampleforge.runners.base import WorkerDied
+
+    session.graph.progress.clock.halt()
+    with suppress(KeyboardInterrupt, TimeoutError, WorkerDied):
+        _wait_for_halt(session)
+        session.take_results()
+        while session.statistics.has_news:
+            session.report()
+
+
+def _wait_for_halt(session: Session) -> None:
+    """Wait until no process takes an env step any more: each shows that it is alive before it looks
+    whether it is to halt."""
+    graph, halted = session.graph, monotonic()
+    rows = [node.counter_row for node in graph.having("actor", "rank", "dataset")]
+    while session.runner.pids() and monotonic() < halted + HALT_S:
+        if (graph.counters.column("heartbeat")[rows] >= halted).all():
+            return
+        sleep(0.01)
+
+
+def answer_at_once(session: Session, group: PolicyGroup) -> Mapping[str, float]:
+    """Return the metrics of a policy's learner since the last report in an interrupted session;
+    none if it does not answer at once: it may be gone."""
+    from sampleforge.runners.base import WorkerDied
+
+    with suppress(TimeoutError, WorkerDied):
+        metrics: Mapping[str, float] = session.runner.ask(
+            group.learner, "metrics", None, 0.0, alone=True
+        )
+        return metrics
+    return {}
 
 
 def describe(error: BaseException) -> str:

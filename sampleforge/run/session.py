@@ -8,6 +8,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
+from sampleforge.run import ending
 from sampleforge.run.callback import (
     Callback,
     Callbacks,
@@ -17,7 +18,6 @@ from sampleforge.run.callback import (
     callbacks_of,
 )
 from sampleforge.run.deployment import Deployment
-from sampleforge.run.ending import Ending, describe, last_evaluation
 from sampleforge.run.reports.due import ReportTimes
 from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.topologies.config import AnyConfig
@@ -86,7 +86,7 @@ class Session:
         self._resources = ExitStack()
         self._runner: Runner | None = None
         self._is_open = self._has_begun = self._has_ended = False
-        self._ending = Ending()
+        self._ending = ending.Ending()
         self._report_now = False
         self._warned: set[str] = set()
 
@@ -209,7 +209,8 @@ class Session:
         """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
         one per report interval (of thousands of env steps where reports are to be deterministic),
         more at the beginning (`ReportTimes`), and one per evaluation. After a stop condition the
-        last weights are evaluated."""
+        last weights are evaluated. After an interrupt the last report is made when the session is
+        left, and not waited for here."""
         interval, by_env_steps = self.config.report_interval, self._deployment.by_env_steps
         times = ReportTimes(self.graph.progress, interval, by_env_steps=by_env_steps)
         while not self.is_ending:
@@ -224,7 +225,7 @@ class Session:
                 yield self.report()
         if self.graph.progress.done and not self.is_interrupted():
             self.graph.progress.end()
-            yield from last_evaluation(self)
+            yield from ending.last_evaluation(self)
 
     def report_soon(self) -> None:
         """Have `reports` yield its next report now, before the interval has passed."""
@@ -238,7 +239,7 @@ class Session:
             # The signal may have ended what an environment in this process runs on.
             if not (self._deployment.has_workers_here and self.is_interrupted()):
                 raise
-            self.note(f"after the interrupt: {describe(error)}")
+            self.note(f"after the interrupt: {ending.describe(error)}")
         self.take_results()
 
     def take_results(self) -> None:
@@ -272,10 +273,13 @@ class Session:
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
+        if self.is_interrupted():
+            metrics = {group.id: ending.answer_at_once(self, group) for group in self.graph.groups}
+        else:
+            self._set_hyperparameters.ask(self)
+            metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
         self.ticker.look()
-        self.take_results()
-        self._set_hyperparameters.ask(self)
-        metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
+        self.take_results()  # after the learners, which may take long to answer
         scalars = self.statistics.scalars(metrics)
         self._callbacks.report(scalars)
         return scalars
@@ -408,6 +412,8 @@ class Session:
         try:
             if error is None or isinstance(error, KeyboardInterrupt):
                 self.take_results()  # with which the last checkpoint begins
+                if self.is_interrupted() and not self.config.benchmark:
+                    ending.last_report(self)
                 self._callbacks.tell("on_stop")
             else:
                 self._save_after(error)
@@ -435,7 +441,7 @@ class Session:
                 )
         except Exception as problem:
             with suppress(OSError):  # a disk that is full for log.txt, too
-                self.note(f"no checkpoint after the failure: {describe(problem)}")
+                self.note(f"no checkpoint after the failure: {ending.describe(problem)}")
 
     def ending_on_error(self) -> ExitStack:
         """Return a context that ends an open session with the error that is raised in it."""
@@ -466,7 +472,7 @@ class Session:
             self._has_ended = True
             end(self.take_results)  # of the last moments
             if failure is not None:
-                end(lambda: self.message(describe(failure), "error"))
+                end(lambda: self.message(ending.describe(failure), "error"))
             end(lambda: self._sum_up(failure))
         self._runner = None  # it refers back to this object, which is freed at once now
         end(self._resources.close)
@@ -499,5 +505,5 @@ class Session:
             "env": self.config.env,
             "seed": self.config.seed,
             **self.statistics.summary(),
-            "error": None if error is None else describe(error),
+            "error": None if error is None else ending.describe(error),
         }

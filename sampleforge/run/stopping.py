@@ -52,7 +52,7 @@ class StopConditions(Callback):
         check_metric(condition, self._config, self._prefixes, adds_metrics=self._adds)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        if not self._conditions or self._met is not None:
+        if not self._conditions or self._met is not None or session.is_interrupted():
             return
         self._seen.update(report)
         for condition in self._conditions:

@@ -55,7 +55,7 @@ class SerialRunner:
         although training has not ended."""
         with self._listening():
             moved = any([self._step(node) for node in self._nodes])
-        if not moved and not self._progress.done:
+        if not moved and not (self._progress.done or self._progress.clock.halted):
             raise RuntimeError("deadlock: every worker waits for another one")
 
     def _step(self, node: Node) -> bool:

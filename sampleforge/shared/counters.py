@@ -23,11 +23,11 @@ PAUSE_S = 1.0
 class TrainingClock:
     """Seconds of training in shared memory, float64: 0 until the driver's `ClockTicker` counts
     them. Time in which the run was paused is left out. ``ended``: the driver has ended the training
-    before a limit was reached (`end`). ``settled``: the learners have published their last weights
-    (`settle`)."""
+    before a limit was reached (`end`). ``halted``: no more env steps are taken (`halt`).
+    ``settled``: the learners have published their last weights (`settle`)."""
 
     def __init__(self) -> None:
-        flags = {name: ((1,), "bool") for name in ("ended", "settled")}
+        flags = {name: ((1,), "bool") for name in ("ended", "halted", "settled")}
         self._arrays = SharedArrays({"seconds": ((1,), "float64"), **flags})
 
     @property
@@ -43,13 +43,22 @@ class TrainingClock:
         self._arrays["ended"][0] = True
 
     @property
+    def halted(self) -> bool:
+        return bool(self._arrays["halted"][0])
+
+    def halt(self) -> None:
+        """Have all workers take no more env steps, also in a rollout that has begun."""
+        self._arrays["halted"][0] = True
+
+    @property
     def settled(self) -> bool:
         return bool(self._arrays["settled"][0])
 
     def settle(self) -> None:
-        """Tell all workers that the published weights are the last ones: no more env steps are
-        taken."""
+        """Tell all workers that the published weights are the last ones, for which no more env
+        steps are taken."""
         self._arrays["settled"][0] = True
+        self.halt()
 
     def advance(self, seconds: float) -> None:
         """Count ``seconds`` more. One process at a time does so."""

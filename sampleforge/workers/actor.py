@@ -160,7 +160,7 @@ class ActorWorker(EventDriven):
         """Advance every split as far as is possible without waiting."""
         started = perf_counter()
         self._beat()
-        if self._progress.clock.settled or self._recording_ended:
+        if self._progress.clock.halted or self._recording_ended:
             return False  # nothing is learned any more
         if self._stepping.together:
             self._answer()

@@ -17,7 +17,7 @@ from sampleforge.run.folder.checkpoint import CheckpointStore
 from sampleforge.run.session import Session
 from sampleforge.topologies.config import AppoConfig
 from tests.support.processes import StartCli
-from tests.support.runs import summary, train, until, until_trained, worker
+from tests.support.runs import last_report, summary, train, until, until_trained, worker
 
 WITHIN_S = 20.0
 """5 s are promised; beside other tests on a busy machine everything takes longer."""
@@ -47,8 +47,10 @@ def test_ctrl_c_in_the_middle_of_a_long_update_leaves_a_checkpoint(
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 130, (stdout, stderr)
-    assert summary(tmp_path / "run")["status"] == "interrupted"
-    assert checkpoint_of(tmp_path / "run") > 0
+    ended, report = summary(tmp_path / "run"), last_report(tmp_path / "run")
+    assert ended["status"] == "interrupted"
+    assert (report["env_steps"], report["episodes"]) == (ended["env_steps"], ended["episodes"])
+    assert checkpoint_of(tmp_path / "run") == ended["env_steps"] > 0
 
 
 def test_ctrl_c_while_a_checkpoint_is_being_asked_for_does_not_wait_for_minutes(

@@ -18,11 +18,16 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.run.callback import Callback, Message
 from sampleforge.run.ending import last_evaluation
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.session import Session
+from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.tools.benchmark.benchmark import Benchmark, run_benchmark
+from sampleforge.tools.tracking import read_rows, tracking_callbacks
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.envs import CodeEnv
+from tests.support.reports import events
+from tests.support.runs import last_report, summary
 from tests.support.variants import slow
 
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "num_envs_per_worker": 4, "report_interval": 0.2}
@@ -140,6 +145,61 @@ def test_ctrl_c_in_a_notebook_saves_and_raises(tmp_path: Path) -> None:
         train(config(tmp_path, train_for_env_steps=10**9), callbacks=[Interrupting()])
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
     assert list((tmp_path / "checkpoints").glob("*.safetensors"))
+    check_last_report(tmp_path)
+
+
+def check_last_report(run: Path) -> None:
+    """The last report, wherever reports go, is of the end of the run."""
+    ended, report = summary(run), last_report(run)
+    names = ("env_steps", "env_frames", "episodes", "updates")
+    assert {name: report[name] for name in names} == {name: ended[name] for name in names}
+    (*_, (step, _)) = events(RunFolder(run))
+    assert step == ended["env_steps"] > 0
+
+
+class Interrupting(Callback):
+    """Interrupts the session once it has trained, and then has its learners not answer."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_poll(self, session: Session) -> None:
+        if session.graph.counters.total("updates") < 3 or session.is_interrupted():
+            return
+        session.interrupt()
+        ask = session.runner.ask
+
+        def gone(node: Any, kind: str, *more: Any, **how: Any) -> Any:
+            if kind == "metrics":
+                raise WorkerDied(f"{node.name} was ended by signal SIGTERM")
+            return ask(node, kind, *more, **how)
+
+        session.runner.ask = gone  # type: ignore[method-assign]
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        self.events.append("report")
+
+    def on_stop(self, session: Session) -> None:
+        self.events.append("stop")
+
+
+def test_an_interrupted_run_has_its_last_report_though_its_learner_is_gone(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"train_for_env_steps": None, "report_interval": 1e9, "track": ("csv",)}
+    ended = config(tmp_path, rollout=16, batch_size=64, **more)
+    told = Interrupting()
+    with Session(ended, [*tracking_callbacks(ended), told]) as session:
+        assert list(session.reports()) == []
+    check_last_report(tmp_path)
+    assert told.events == ["report", "stop"]
+    (row,) = read_rows(tmp_path / "metrics.csv")
+    assert float(row["env_steps"]) == summary(tmp_path)["env_steps"]
+
+
+def test_an_interrupt_before_the_first_env_step_has_no_report(tmp_path: Path) -> None:
+    with Session(config(tmp_path)) as session:
+        session.interrupt()
+    assert summary(tmp_path)["status"] == "interrupted"
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_a_benchmark_that_fails_before_the_start_releases_its_folder(

@@ -132,6 +132,8 @@ class RunStatistics:
         """The numbers that counted records have named before what they name has come, and their
         policies; None: it does not count."""
         self._games = int(run.get("run_episodes", 0))
+        self._reported = 0.0, self._games
+        """Env steps since the run was started or resumed, and episodes, at the last report."""
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Take finished episodes, whole games with several agents; each counts for the policy that
@@ -193,6 +195,11 @@ class RunStatistics:
         return any(policy.evaluations for policy in self.policies)
 
     @property
+    def has_news(self) -> bool:
+        """Whether there are env steps, episodes or evaluations that no report has had."""
+        return self.evaluation_waits or self._reported != (self._total("env_steps"), self._games)
+
+    @property
     def return_mean(self) -> float | None:
         """Mean raw return of the last episodes of each policy, None before the first."""
         return return_scalars(self.policies).get("return_mean")
@@ -240,6 +247,7 @@ class RunStatistics:
         the group's id."""
         progress = self._graph.progress
         wall_s, env_frames, env_steps, _ = self._remember()
+        self._reported = env_steps, self._games
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         scalars = {
