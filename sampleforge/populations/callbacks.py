@@ -24,7 +24,7 @@ def population_callbacks(config: Any) -> list[Callback]:
         from sampleforge.populations.schedule import FollowSchedule
 
         return [FollowSchedule()]
-    if getattr(config, "opponent_pool", 0) and not config.benchmark:
+    if getattr(config, "opponent_pool", 0):
         return [_self_play(config)]
     return []
 

@@ -83,6 +83,7 @@ class SelfPlay(Callback):
 
     The run folder has the weights of the snapshots, and self_play.json with the results. The
     league's state is part of the checkpoints, so that a resumed run continues with the same pool.
+    A benchmark, which is not resumed, has neither.
     """
 
     def __init__(self, rules: LeagueRules, interval: int) -> None:
@@ -133,7 +134,8 @@ class SelfPlay(Callback):
         env_steps = session.graph.progress.env_steps
         self._weights.read(self._state)
         taken = self.league.take(env_steps)
-        self._files.write(taken.number, env_steps, self._state)
+        if not session.config.benchmark:
+            self._files.write(taken.number, env_steps, self._state)
         self._pool.put(taken.entry, self._state, taken.number)
         self._publish()
 

@@ -218,7 +218,7 @@ class Session:
             if times.is_due() or self.statistics.evaluation_waits or self._report_now:
                 self._report_now = False
                 yield self.report()
-            self._callbacks.tell("on_poll")
+            self.tell_poll()
         if not self.is_interrupted():
             yield self.report()
             while self.statistics.evaluation_waits:
@@ -230,6 +230,10 @@ class Session:
     def report_soon(self) -> None:
         """Have `reports` yield its next report now, before the interval has passed."""
         self._report_now = True
+
+    def tell_poll(self) -> None:
+        """Tell the callbacks that the workers work: `Callback.on_poll`."""
+        self._callbacks.tell("on_poll")
 
     def work(self) -> None:
         """Let the workers work for a moment, and take what they have to tell."""

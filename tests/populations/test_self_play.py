@@ -48,6 +48,16 @@ def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
     assert numbers <= {int(path.stem) for path in (folder / "snapshots").iterdir()}
 
 
+def test_a_benchmark_measures_the_games_against_snapshots_and_keeps_none(tmp_path):
+    league = {"opponent_latest": 0.0, "opponent_interval": 200}
+    setting = {**SETTING, **league, "benchmark": True, "benchmark_seconds": 0.5}
+    summary = train(AppoConfig(**setting, run_dir=str(tmp_path))).summary
+    assert summary["self_play"]["self_play_snapshots"] == 3
+    assert summary["self_play"]["self_play_games"] > 0
+    assert (tmp_path / "benchmark.json").exists()
+    assert not (tmp_path / "snapshots").exists() and not (tmp_path / "self_play.json").exists()
+
+
 @pytest.mark.long
 def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tmp_path, capfd):
     apex, appo = tmp_path / "apex", tmp_path / "appo"

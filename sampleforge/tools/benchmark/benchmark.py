@@ -58,6 +58,8 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
 
     def tick() -> bool:
         session.take_results()
+        if session.has_workers:  # not those of the simulator alone
+            session.tell_poll()
         return not session.is_interrupted()
 
     config = session.config
