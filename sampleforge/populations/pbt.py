@@ -157,7 +157,8 @@ def _check_agents(config: SlotsRunConfig | ReplayRunConfig, spec: EnvSpec) -> No
 
 
 class Pbt(Callback):
-    """Trains the policies of a session as a population; see the head of this file."""
+    """Trains the policies of a session as a population; see the head of this file. A benchmark
+    measures the members as they begin, without rounds and a lineage."""
 
     def __init__(self) -> None:
         self._members: list[MemberInRun] = []
@@ -169,6 +170,8 @@ class Pbt(Callback):
         own = pairing(config).algorithm.hyperparameters(config)
         check_unchanged(session.opened.changed, own, "the members have their own (--pbt)")
         steps = config.train_for_env_steps
+        if config.benchmark:
+            session.message("--pbt: members are measured as they begin, without rounds", "warning")
         if (text := warning_of_start(config.pbt_start, len(ids), steps)) is not None:
             session.message(text, "warning")
         self._config, self._ids, self._seed = config, ids, config.seed
@@ -186,6 +189,8 @@ class Pbt(Callback):
         self._round, self._next_round = 0, config.pbt_start
 
     def on_start(self, session: Session) -> None:
+        if session.config.benchmark:
+            return
         defaults = pairing(self._config).algorithm.hyperparameters(self._config)
         least = least_episodes(self._config.metrics_window)
         for index, group in enumerate(session.graph.groups):
@@ -241,6 +246,8 @@ class Pbt(Callback):
                 member.pending = None
                 self._applied(session, member, pending, member.board.applied_at)
             member.count_own_episodes()
+        if not self._members:
+            return
         mean = sum(member.env_steps for member in self._members) / len(self._members)
         if mean >= self._next_round and not session.is_interrupted():
             period = self._config.pbt_period

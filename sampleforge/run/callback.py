@@ -224,9 +224,9 @@ class Callbacks(list[Callback]):
         if problem is not None:
             raise problem
 
-    def unknown_hooks(self) -> list[str]:
-        """Return a sentence for each method whose name is nearly that of a hook: SampleForge does
-        not call it."""
+    def uncalled_hooks(self) -> list[str]:
+        """Return a sentence for each method that SampleForge does not call: its name is nearly that
+        of a hook, or, in a benchmark, it is a hook of the user's that waits for a report."""
         hooks = [name for name in dir(Callback) if name.startswith(HOOKS)]
         told = []
         for cls in dict.fromkeys(map(type, self)):
@@ -237,6 +237,13 @@ class Callbacks(list[Callback]):
                             f"{cls.__name__}.{name} is no hook, so that SampleForge never calls "
                             f"it. Did you mean {near}?"
                         )
+        for hook in OF_REPORTS if self._session.config.benchmark else ():
+            for callback in self.having(hook):
+                if _is_users(callback, hook):
+                    told.append(
+                        f"{type(callback).__name__}.{hook} is never called: --benchmark makes no "
+                        "reports. on_poll and on_episode_record are called"
+                    )
         return told
 
     def _call(self, callback: Callback, hook: str, *args: Any) -> Any:
@@ -258,6 +265,8 @@ class Callbacks(list[Callback]):
 
 SAVED = "callbacks"
 """Key in the driver's part of a checkpoint: what callbacks of users keep there, by their names."""
+OF_REPORTS = ("extend_report", "on_report", "on_evaluation")
+"""The hooks that are called for reports only."""
 KEPT = ("env_steps", "wall_s")
 """Scalars that every report has."""
 HOOKS = ("on_", "extend_", "checkpoint_")

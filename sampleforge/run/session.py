@@ -147,7 +147,7 @@ class Session:
             self.message(text, level)
         for text in self.opened.notes:
             self.message(text)
-        for text in self._callbacks.unknown_hooks():
+        for text in self._callbacks.uncalled_hooks():
             self.message(text, "warning")
         resumed = self.resume_point.env_steps if self.opened.earlier else None
         for text in deployment.notices(resumed):

@@ -68,6 +68,8 @@ class Resolved(NamedTuple):
         return isinstance(self.config, StoredRunConfig) and self.config.evaluate_interval is None
 
 
+PBT_RULES = tuple(field.name for field in dataclasses.fields(PbtRulesConfig))
+ENDLESS = "a benchmark has no end that it could follow"
 Rule = tuple[str, Callable[[Resolved], bool], str]
 """The names of fields, separated by spaces, whether they have no effect, and the reason. Fields
 that an algorithm does not have are ignored."""
@@ -264,14 +266,24 @@ RULES: tuple[Rule, ...] = (
         "no checkpoints are written with --benchmark and --sampler-only",
     ),
     (
-        "stop track",
+        "stop track report_interval",
         lambda run: run.config.benchmark,
         "a benchmark lasts --benchmark-seconds and writes no metrics",
     ),
     (
-        " ".join(field.name for field in dataclasses.fields(PbtRulesConfig)),
+        "lr_schedule",
+        lambda run: run.config.benchmark and run.config.lr_schedule == "linear",
+        ENDLESS,
+    ),
+    (
+        " ".join(PBT_RULES),
         lambda run: not run.config.pbt,
         "there is no population; add --pbt",
+    ),
+    (
+        " ".join(name for name in PBT_RULES if name != "pbt_initial"),
+        lambda run: run.config.benchmark,
+        "a benchmark measures the members of a population as they begin, without rounds",
     ),
 )
 ONLY_WHILE_IT_CHANGES = ("reward_scale",)
@@ -310,6 +322,10 @@ def _schedules_without_effect(
     ``run``, which is so ``in_turn``; see `stages`."""
     for name, schedule in annealings(asked).items():
         if schedule.text == "constant":
+            continue
+        if run.config.benchmark:
+            if name in asked.anneal:
+                yield f"{schedule.flag} has no effect: {ENDLESS}"
             continue
         if (reason := unread(name, in_turn)) is not None:
             yield f"{schedule.flag} {of_changing(name, reason)}"

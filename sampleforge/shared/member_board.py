@@ -105,6 +105,10 @@ class MemberBoard:
         """Count env steps of a stream. Called by its actor."""
         self._arrays["sampled"][stream, 0] += env_steps
 
+    def forget_sampled(self) -> None:
+        """Set the counts of all streams to 0. Called by the driver while no actor is there."""
+        self._arrays["sampled"][:] = 0
+
     def set_restarted(self, stream: int, segment: int) -> None:
         """Record, from its actor, that a stream's environments have begun anew for a segment."""
         self._arrays["restarted"][stream, 0] = segment

@@ -21,7 +21,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
 from sampleforge.populations.rules import takes
-from sampleforge.run.callback import Callback
+from sampleforge.run.callback import Callback, Message
 from sampleforge.run.folder.checkpoint import CheckpointStore, decode
 from sampleforge.run.reports import episodes
 from sampleforge.run.reports.metrics import read_metrics
@@ -146,6 +146,28 @@ def test_the_run_folder_has_the_schedule_of_the_best_member(tmp_path: Path) -> N
     assert schedule["env_steps"] == learner["env_steps"]
     last = schedule["changes"][-1]["hyperparameters"]
     assert last == learner["hyperparameters"]
+
+
+def test_a_benchmark_makes_no_rounds_and_counts_no_steps_of_the_simulator_alone(
+    tmp_path: Path,
+) -> None:
+    counted: list[int] = []
+    said: list[str] = []
+
+    class Steps(Callback):
+        def on_message(self, session: Session, message: Message) -> None:
+            said.append(message.text)
+
+        def on_start(self, session: Session) -> None:
+            boards = [group.member.board for group in session.graph.groups if group.member]
+            counted.extend(board.sampled for board in boards)
+
+    settings = {**CARTPOLE, "benchmark": True, "benchmark_seconds": 0.3, "run_dir": str(tmp_path)}
+    summary = train(AppoConfig(**settings, serial=True), [Steps()]).summary
+    assert "--pbt: members are measured as they begin, without rounds" in said
+    assert counted == [0] * MEMBERS and summary["env_steps"] > 0
+    assert summary["copies"] == summary["mutations"] == 0
+    assert not (tmp_path / "lineage.jsonl").exists()
 
 
 @pytest.mark.long

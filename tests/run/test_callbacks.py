@@ -23,6 +23,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.reports.statistics import FirstEpisodes
 from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
+from sampleforge.shared.records import EpisodeRecord
 from sampleforge.tools.tracking import read_rows, tracking_callbacks
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
 from sampleforge.workers.callback import WORKER_HOOKS, for_workers
@@ -279,6 +280,31 @@ def test_a_report_is_of_one_moment_wherever_it_goes(tmp_path: Path) -> None:
     shown = [(step, values["rollout/env_steps"]) for step, values in events(RunFolder(tmp_path))]
     assert shown == [(each, each) for each in told]
     assert [float(row["env_steps"]) for row in read_rows(tmp_path / "metrics.csv")] == told
+
+
+def test_a_benchmark_calls_on_poll_and_names_the_hooks_that_wait_for_reports(
+    tmp_path: Path,
+) -> None:
+    seen: set[str] = set()
+
+    class Curriculum(Callback):
+        def on_poll(self, session: Session) -> None:
+            seen.add("poll")
+
+        def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
+            seen.add("record")
+
+        def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+            seen.add("report")
+
+        def on_message(self, session: Session, message: Message) -> None:
+            if message.level == "warning":
+                seen.add(message.text)
+
+    run("appo", tmp_path, Curriculum(), benchmark=True, benchmark_seconds=0.3)
+    never = "Curriculum.on_report is never called: --benchmark makes no reports"
+    assert seen >= {"poll", "record"} and "report" not in seen
+    assert any(text.startswith(never) for text in seen)
 
 
 @pytest.mark.parametrize(

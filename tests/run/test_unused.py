@@ -122,6 +122,29 @@ def told(config: AnyConfig) -> list[str]:
         (AppoConfig(**CARTPOLE, benchmark_seconds=3.0), ["--benchmark-seconds 3.0"]),
         (AppoConfig(**CARTPOLE, benchmark=True, stop=("loss<0",)), ["--stop 'loss<0'"]),
         (AppoConfig(**CARTPOLE, benchmark=True, train_for_env_steps=9), []),
+        (AppoConfig(**CARTPOLE, benchmark=True, report_interval=1.0), ["--report-interval 1.0"]),
+        (AppoConfig(**CARTPOLE, benchmark=True, lr_schedule="linear"), ["--lr-schedule linear"]),
+        (AppoConfig(**CARTPOLE, benchmark=True, lr_schedule="kl_adaptive"), []),
+        (
+            annealed(
+                {**CARTPOLE, "benchmark": True}, exploration_coeff="linear", kl_coeff="constant"
+            ),
+            ["--anneal exploration_coeff=linear"],
+        ),
+        (
+            AppoConfig(**CARTPOLE, benchmark=True, pbt=True, num_policies=2, pbt_period=9),
+            ["--pbt-period 9"],
+        ),
+        (
+            AppoConfig(
+                **CARTPOLE,
+                benchmark=True,
+                pbt=True,
+                num_policies=2,
+                pbt_initial={"learning-rate": "1e-5..1e-1"},
+            ),
+            [],
+        ),
         (AppoConfig(**CARTPOLE, sampler_only=True, keep_checkpoints=9), ["--keep-checkpoints 9"]),
         (DdppoConfig(**CARTPOLE, num_ranks=1, rank_timeout=9.0), ["--rank-timeout 9.0"]),
         (DdppoConfig(**CARTPOLE, num_ranks=2, rank_timeout=9.0), []),

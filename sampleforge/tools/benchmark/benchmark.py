@@ -134,6 +134,9 @@ class Benchmark:
             pass  # `measure_system` reports it
         finally:
             runner.close()
+            for group in self._graph.groups:
+                if group.member is not None:  # its own env steps begin with its own actions
+                    group.member.board.forget_sampled()
 
     def measure_system(self, runner: Runner) -> dict[str, Any] | None:
         """Measure the running graph and log the result. Return the values of benchmark.json, or
