@@ -49,7 +49,7 @@ def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
 
 
 def test_a_benchmark_measures_the_games_against_snapshots_and_keeps_none(tmp_path):
-    league = {"opponent_latest": 0.0, "opponent_interval": 200}
+    league: dict[str, Any] = {"opponent_latest": 0.0, "opponent_interval": 200}
     setting = {**SETTING, **league, "benchmark": True, "benchmark_seconds": 0.5}
     summary = train(AppoConfig(**setting, run_dir=str(tmp_path))).summary
     assert summary["self_play"]["self_play_snapshots"] == 3
