@@ -92,16 +92,20 @@ def last_report(session: Session) -> None:
     """Have an interrupted session make its last report, of all env steps: no more are taken from
     now on. If there is nothing new since the one before, there is none.
 
-    What is missing with it is only the end of the curves: a second Ctrl-C in the library, and a
-    callback of the user's that asks a worker which is gone, leave it out. The last checkpoint
-    follows."""
+    Ranks go on: one that is ahead waits for the gradients of the others, whose rollouts must end
+    for that. What is missing without this report is only the end of the curves: a second Ctrl-C in
+    the library, and a callback of the user's that asks a worker which is gone, leave it out. The
+    last checkpoint follows."""
     from sampleforge.runners.base import WorkerDied
 
-    session.graph.progress.clock.halt()
     with suppress(KeyboardInterrupt, TimeoutError, WorkerDied):
-        _wait_for_halt(session)
+        if not session.graph.having("rank"):
+            session.graph.progress.clock.halt()
+            _wait_for_halt(session)
         session.take_results()
-        while session.statistics.has_news:
+        if session.statistics.has_news:
+            session.report()
+        while session.statistics.evaluation_waits:
             session.report()
 
 
@@ -109,7 +113,7 @@ def _wait_for_halt(session: Session) -> None:
     """Wait until no process takes an env step any more: each shows that it is alive before it looks
     whether it is to halt."""
     graph, halted = session.graph, monotonic()
-    rows = [node.counter_row for node in graph.having("actor", "rank", "dataset")]
+    rows = [node.counter_row for node in graph.having("actor", "dataset")]
     while session.runner.pids() and monotonic() < halted + HALT_S:
         if (graph.counters.column("heartbeat")[rows] >= halted).all():
             return

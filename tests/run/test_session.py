@@ -24,7 +24,7 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.tools.benchmark.benchmark import Benchmark, run_benchmark
 from sampleforge.tools.tracking import read_rows, tracking_callbacks
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from tests.support.envs import CodeEnv
 from tests.support.reports import events
 from tests.support.runs import last_report, summary
@@ -193,6 +193,27 @@ def test_an_interrupted_run_has_its_last_report_though_its_learner_is_gone(tmp_p
     assert told.events == ["report", "stop"]
     (row,) = read_rows(tmp_path / "metrics.csv")
     assert float(row["env_steps"]) == summary(tmp_path)["env_steps"]
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_an_interrupt_halts_actors_but_no_rank_for_which_another_waits(
+    ranks: bool, tmp_path: Path
+) -> None:
+    """A rank that has its rollouts waits for the gradients of the others, in the middle of theirs,
+    and could not even save its state."""
+    one: AnyConfig = config(tmp_path, train_for_env_steps=None)
+    if ranks:
+        one = DdppoConfig(**SMALL, num_ranks=1, serial=True, run_dir=str(tmp_path))
+    with Session(one) as session:
+        reports = session.reports()
+        next(reports)
+        session.interrupt()
+        for _ in reports:
+            pass
+        clock = session.graph.progress.clock
+        assert not clock.halted
+    assert clock.halted == (not ranks)
+    assert last_report(tmp_path)["env_steps"] <= summary(tmp_path)["env_steps"]
 
 
 def test_an_interrupt_before_the_first_env_step_has_no_report(tmp_path: Path) -> None:
