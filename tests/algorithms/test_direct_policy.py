@@ -24,6 +24,7 @@ MASKED = {**VECTOR, ACTION_MASK: ArraySpec((4,), "bool")}
 TWO = action_specs(spaces.Discrete(2))
 ONE_ELEMENT = action_specs(spaces.Box(-2.0, 2.0, (1,)))
 HALVES = action_specs(spaces.Box(-2.0, 2.0, (3,), np.float16))  # type: ignore[arg-type]
+WHOLES = action_specs(spaces.Box(-2.0, 2.0, (3,)))
 ROWS = 16
 CASES: dict[str, tuple[dict[str, ActionSpec], dict[str, Any], dict[str, Any]]] = {
     "discrete": (DISCRETE, {}, {}),
@@ -72,33 +73,41 @@ def observations(rows: int, step: int, masked: bool) -> dict[str, np.ndarray[Any
 
 
 def close(now: Mapping[str, Any], then: Mapping[str, torch.Tensor]) -> None:
-    """Equal, up to 1e-6 of the largest number of the column, or of 1. Of two numbers that are, one
-    on each side of a boundary of float16, the halves are neighbours."""
+    """Equal, up to 1e-6 of the largest number of the column, or of 1."""
     assert list(now) == list(then)
     for name, column in then.items():
         scale = max(1.0, float(column.abs().max()))
-        found, expected = now[name], column.numpy()
-        assert found.dtype == expected.dtype
-        if expected.dtype == np.float16:
-            both = (np.nextafter(expected, np.float16(side)) for side in (-np.inf, np.inf))
-            is_near = [found == expected, *(found == neighbour for neighbour in both)]
-            found = np.where(np.any(is_near, 0), expected, found)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * scale, err_msg=name)
+        np.testing.assert_allclose(
+            now[name], column.numpy(), rtol=1e-6, atol=1e-6 * scale, err_msg=name
+        )
+
+
+def close_halves(now: Mapping[str, Any], then: Mapping[str, torch.Tensor]) -> None:
+    """Equal to the halves of numbers that `close` takes for ``then``, which is not rounded."""
+    assert list(now) == list(then)
+    for name, column in then.items():
+        exact = column.numpy()
+        assert (now[name].dtype, exact.dtype) == (np.float16, np.float32)
+        error = 1e-6 * (np.abs(exact) + max(1.0, float(np.abs(exact).max())))
+        lowest, highest = (exact + side * error for side in (-1, 1))
+        assert (lowest.astype(np.float16) <= now[name]).all(), name
+        assert (now[name] <= highest.astype(np.float16)).all(), name
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_actions_log_probs_and_values_are_those_of_torch(case: str) -> None:
     actions, config, of_policy = CASES[case]
-    masked = case == "masked"
+    masked, halved = case == "masked", case == "boxes of float16"
+    exact = WHOLES if halved else actions
     weights = SharedWeights(model(actions, 1, masked, **config).state_dict())
-    both = [
+    direct, of_torch, unrounded = [
         sampling(
-            model(actions, 0, masked, **config),
+            model(own, 0, masked, **config),
             weights,
             ActingPlace(torch.Generator().manual_seed(5), num_rows=2 * ROWS, recorded=in_torch),
             **of_policy,
         )
-        for in_torch in (True, False)
+        for own, in_torch in ((actions, False), (actions, True), (exact, True))
     ]
     like, taken = model(actions, 0, masked, **config), []
     assert has_numpy_forward(like)
@@ -108,17 +117,19 @@ def test_actions_log_probs_and_values_are_those_of_torch(case: str) -> None:
         rows = (ROWS, ROWS // 2, 1)[step % 3]
         obs, state = observations(rows, step, masked), np.zeros((rows, 0), np.float32)
         first, numbers = np.arange(rows) % 5 == step % 5, torch.arange(rows) + step % 2
-        for policy in both:
+        for policy in (direct, of_torch, unrounded):
             policy.refresh()
         torch_obs = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
-        then = both[0].act(torch_obs, torch.from_numpy(state), torch.from_numpy(first), numbers)
-        now = both[1].act_on_arrays(obs, state, first, numbers)
-        close(now.actions, then.actions)
+        more = torch.from_numpy(state), torch.from_numpy(first), numbers
+        then, expected = of_torch.act(torch_obs, *more), unrounded.act(torch_obs, *more).actions
+        now = direct.act_on_arrays(obs, state, first, numbers)
+        same = close_halves if halved else close
+        same(now.actions, expected)
+        same({name: leaf.numpy() for name, leaf in then.actions.items()}, expected)
         # Of the same actions: near a bound, a rounding of the action moves its log-probability.
         own = {name: torch.from_numpy(leaf) for name, leaf in now.actions.items()}
         distribution = like.distribution(then.extras["parameters"], torch_obs)
-        expected = {"log_prob": distribution.log_prob(own), "value": then.extras["value"]}
-        close(now.extras, expected)
+        close(now.extras, {"log_prob": distribution.log_prob(own), "value": then.extras["value"]})
         taken.append(np.concatenate([leaf.reshape(-1) for leaf in now.actions.values()]))
     assert len(np.unique(np.concatenate(taken))) > 1
 
