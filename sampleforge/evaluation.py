@@ -113,37 +113,48 @@ def evaluate(
     seed = _default_seed(config, observers) if seed is None else seed
     spec = folder.read_spec()
     stage = config.played_in(env, env_kwargs or {})
-    known = None if env or env_kwargs else spec
-    rows, limit = _with_limit(stage, max_episode_steps, known)
+    rows, limit = _with_limit(stage, max_episode_steps, None if env or env_kwargs else spec)
     count = episodes or EPISODES
     with ExitStack() as resources:
-        if not keeps_directory(stage.env):
-            imports = imports_code(stage) or imports_code(config)
-            resources.enter_context(scratch_directory(cwd_importable=imports))
+        _leave_directory(stage, config, resources)
         contestant = _contestant(
             folder, config, which, policy, onnx, recorded=observers.recorder is not None
         )
         observers.alive()
         envs = _rows(rows, count, seed, spec, contestant, observers, resources)
         resources.callback(limit_threads(1))
-        group, others = load_other_groups(folder, config, contestant.id, envs.spec)
-        contestant.meet(envs, group)
-        player = EpisodePlayer(
-            envs,
-            contestant.policy,
-            count,
-            stochastic=stochastic,
-            seed=seed,
-            limit=limit,
-            group=group,
-            others={index: FrozenPolicy(each) for index, each in others.items()},
-        )
+        how = {"stochastic": stochastic, "seed": seed, "limit": limit}
+        player = _player(folder, config, contestant, envs, count, **how)
         observers.record(player, contestant, envs)
         _play(player, stage.env, observers, choose=episodes is None)
     if max_episode_steps is None:
         _warn_of_cuts(stage, player, observers.display)
     env_steps = contestant.state.get("env_steps")
     return _results(player) | {"stochastic": stochastic, "seed": seed, "env_steps": env_steps}
+
+
+def _leave_directory(stage: AnyConfig, config: AnyConfig, resources: ExitStack) -> None:
+    """Play in a scratch directory until ``resources`` end, where the environment of ``stage`` may;
+    ``config`` is that of the training."""
+    if not keeps_directory(stage.env):
+        imports = imports_code(stage) or imports_code(config)
+        resources.enter_context(scratch_directory(cwd_importable=imports))
+
+
+def _player(
+    folder: RunFolder,
+    config: AnyConfig,
+    contestant: _Contestant,
+    envs: EnvVector,
+    episodes: int,
+    **how: Any,
+) -> EpisodePlayer:
+    """Have the contestant meet the rows; return the player of so many episodes, with the policies
+    of other agent groups. ``how``: further arguments of `EpisodePlayer`."""
+    group, others = load_other_groups(folder, config, contestant.id, envs.spec)
+    contestant.meet(envs, group)
+    policies = {index: FrozenPolicy(each) for index, each in others.items()}
+    return EpisodePlayer(envs, contestant.policy, episodes, group=group, others=policies, **how)
 
 
 def _default_seed(config: AnyConfig, observers: Observers) -> int:

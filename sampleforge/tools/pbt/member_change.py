@@ -100,23 +100,11 @@ def changed_checkpoint(
     if donor is not None:
         events[0] |= {"donor_round": donor[0].round, "snapshot": donor[0].checkpoint}
     events = [{"event": event["event"], **place, **event} for event in events]
-    statistics = dict(state["statistics"])
-    copies = statistics.get("copies", 0) + (donor is not None)
-    if donor is not None:
-        statistics |= {
-            "copies": copies,
-            "return_best": None,
-            "returns": [],
-            "lengths": [],
-            "of_run": [],
-            "of_type": {},
-            "exploring": {},
-            "evaluation": {},
-        }
+    copies = state["statistics"].get("copies", 0) + (donor is not None)
     changed = {
         **state,
         "learner": _changed_learner(checkpoint, base, after),
-        "statistics": statistics,
+        "statistics": state["statistics"] | ({} if donor is None else _forgotten(copies)),
         "milestone": False,
         "copies": copies,
         "return_mean": None,
@@ -127,6 +115,21 @@ def changed_checkpoint(
     tensors = {name: t for name, t in base.tensors.items() if not name.startswith("rng/")}
     tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("rng/")}
     return Checkpoint(tensors, changed), events
+
+
+def _forgotten(copies: int) -> dict[str, Any]:
+    """Return what the statistics of a member are after so many ``copies``, without the episodes of
+    the weights that the last one has replaced."""
+    return {
+        "copies": copies,
+        "return_best": None,
+        "returns": [],
+        "lengths": [],
+        "of_run": [],
+        "of_type": {},
+        "exploring": {},
+        "evaluation": {},
+    }
 
 
 def _changed_learner(
