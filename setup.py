@@ -51,6 +51,7 @@ EXTRAS["dev"] = [
     *EXTRAS["test"],
     *EXTRAS["docs"],
     *("ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-psutil", "build>=1.2", "pre-commit>=3.7"),
+    "py-spy>=0.4",  # the stacks of what hangs in a test
 ]
 
 setup(

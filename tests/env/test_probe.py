@@ -344,4 +344,4 @@ def test_environments_and_their_probe_know_no_torch() -> None:
         "import sys; from sampleforge.env import probe, probe_child, registry; "
         "registry.known_ids(); sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -60,7 +60,7 @@ def frames_of(video: Path, lines: int = 2) -> np.ndarray[Any, Any]:
     from imageio_ffmpeg import get_ffmpeg_exe
 
     command = [get_ffmpeg_exe(), "-i", str(video), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, check=True)
     factor = -(-WIDTH // picture_envs.WIDTH)
     width, height = (
         picture_envs.WIDTH * factor,

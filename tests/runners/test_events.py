@@ -190,7 +190,7 @@ if __name__ == "__main__":
 def test_a_worker_that_dies_with_the_lock_of_its_queue_costs_its_queue_only(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(DIES_WITH_THE_LOCK)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.stdout == "survived\n", done.stderr
 
 
@@ -250,5 +250,5 @@ def test_the_events_of_a_worker_that_is_killed_anywhere_are_whole_and_in_order(
     """Also inside the queue, with its lock: then the rest of its events is lost, and no others."""
     script = tmp_path / "script.py"
     script.write_text(KILLED_ANYWHERE)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.stdout == "30 lives\n", done.stderr

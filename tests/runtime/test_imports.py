@@ -55,8 +55,6 @@ def test_what_an_import_beside_raises_is_raised_where_it_is_waited_for(held: Pat
 
 def test_a_command_ends_while_an_import_lasts(held: Path) -> None:
     """As after Ctrl-C in the first seconds, while torch is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert (held / "begun").exists()
     assert done.returncode == 0 and done.stdout.startswith("SampleForge"), done

@@ -33,7 +33,6 @@ def test_a_long_path_of_temporary_files_leaves_room_for_addresses(tmp_path: Path
         env={**os.environ, "TMPDIR": str(long)},
         capture_output=True,
         text=True,
-        timeout=50,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -93,7 +92,6 @@ def page_faults(how: str) -> int:
         [sys.executable, "-c", ALLOCATES, how],
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     return int(done.stdout)

@@ -32,7 +32,6 @@ def run(closed: str, words: list[str], folder: Path) -> subprocess.CompletedProc
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
     )
 
 

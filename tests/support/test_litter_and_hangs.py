@@ -24,6 +24,7 @@ HEADER = """
 import os, subprocess, sys, threading, time, pytest
 import tests.conftest, tests.support.probes, tests.support.processes  # numpy: before any limit
 tests.conftest.GRACE_S = tests.support.processes.GRACE_S = 0.5
+tests.conftest.DEFAULT_TIMEOUT_S = 40.0  # a hang is told by the inner pytest, before ours is ended
 """
 
 
@@ -31,12 +32,20 @@ WORKERS = ["-n", "2", "--dist", "worksteal"]
 
 
 def outcome_of(tmp_path: Path, body: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest with our conftest on one file; ``more``: further options."""
+    """Runs pytest with our conftest on one file; ``more``: further options. What it has printed is
+    shown if the test's own limit ends it."""
     file = tmp_path / "test_subject.py"
     file.write_text(f"{HEADER}\n{body}\n")
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", *more, str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50)
+    printed = tmp_path / "printed.txt"
+    try:
+        with printed.open("w") as file:
+            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
+    except BaseException:
+        print(printed.read_text())
+        raise
+    return subprocess.CompletedProcess(command, done.returncode, printed.read_text())
 
 
 LITTER = {
@@ -169,7 +178,7 @@ def test_it():
     shared.unlink()
 """
     done = outcome_of(tmp_path, body)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("more", [slow([]), WORKERS], ids=["one process", "workers"])
@@ -211,7 +220,7 @@ def test_next():
 """
     done = outcome_of(tmp_path, body, *WORKERS)
     assert done.returncode == 1
-    assert "in test_stuck" in done.stderr.split("Timeout (0:00:05)!")[1]
+    assert "in test_stuck" in done.stdout.split("Timeout (0:00:05)!")[1]
     assert "crashed while running 'test_subject.py::test_stuck'" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
 

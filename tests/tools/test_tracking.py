@@ -255,7 +255,6 @@ def test_two_runs_of_trackio_in_one_thread_do_not_end_each_other(tmp_path: Path)
         env={**os.environ, "TRACKIO_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=50,
     )
     assert (done.returncode, done.stdout) == (0, ""), done
     with sqlite3.connect(tmp_path / "p.db") as database:

@@ -40,6 +40,6 @@ def dumped(url: str, folder: Path) -> str:
     """The page's elements after its scripts have run."""
     words = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", url]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

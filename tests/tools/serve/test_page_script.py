@@ -28,7 +28,7 @@ pytestmark = [
 def in_page(url: str, body: str) -> Any:
     """What the body of an async function returns in the page at ``url``."""
     words = [str(NODE), "--max-old-space-size=256", str(SCRIPT), str(PAGE), url]
-    done = subprocess.run(words, input=body, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, input=body, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
