@@ -29,11 +29,13 @@ from sampleforge.populations.rules import (
     check_unchanged,
     rules_of,
     warning_of_start,
+    without_effect,
 )
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
 from sampleforge.run.reports.policy_statistics import PolicyStatistics
 from sampleforge.run.session import Session
+from sampleforge.run.unused import Resolved
 from sampleforge.runtime.files import write_json
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.spec import EnvSpec
@@ -178,6 +180,9 @@ class Pbt(Callback):
         self._rng = np.random.default_rng([config.seed, POPULATION_STREAM])
         offered = session.spec.shaping_hyperparameters
         self._rules = rules_of(config, config, ids, offered, self._rng)
+        run = Resolved(session.run_plan.config, session.plan, session.spec)
+        for text in without_effect(config, self._rules, run):
+            session.message(f"--pbt: {text}", "warning")
         session.hyperparameters = {
             name: {**offered, **first} for name, first in zip(ids, self._rules.first, strict=True)
         }

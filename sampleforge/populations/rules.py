@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from sampleforge.populations.rounds import (
     explore_rule,
     first_values,
 )
+from sampleforge.run.unused import ONLY_WHILE_IT_CHANGES, Resolved, stages, unread
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import (
@@ -101,6 +102,29 @@ def rules_of(
         first_values(initial, len(ids), rng),
         partial(takes, config),
     )
+
+
+def without_effect(flags: PbtRulesConfig, rules: Rules, run: Resolved) -> Iterator[str]:
+    """Yield a sentence for each hyperparameter that the ``flags`` name and that changes nothing in
+    the members' ``run``: nothing reads it, or every perturbation leaves it as it is."""
+    in_turn = stages(run, ({}, *rules.first))
+    for name in sorted(given_names(flags)):
+        reason = None if name in ONLY_WHILE_IT_CHANGES else unread(name, in_turn)
+        if reason is not None:
+            yield f"{name} has no effect: {reason}"
+            continue
+        parameter = rules.explore.parameters.get(name)
+        drawn = any(name in first for first in rules.first)
+        if parameter is None or drawn or parameter.complement:
+            continue
+        value, flag = parameter.default, name.replace("_", "-")
+        if value is None:
+            yield f"{name} is not perturbed: it is off; give it a value, with --{flag}"
+        elif value == 0 and not isinstance(value, bool):
+            yield (
+                f"{name} is not perturbed: it is 0, which has no multiples; give it another value, "
+                f"or ranges to begin with, as in --pbt-initial {flag}=1e-3..1"
+            )
 
 
 def takes(config: AnyConfig, name: str, value: Value) -> bool:
