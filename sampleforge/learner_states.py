@@ -17,6 +17,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.run.folder.checkpoint import CheckpointStore, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import flat_fields
+from sampleforge.run.hyperparameters import check_effect, checked_value
 from sampleforge.runtime.interrupts import DeferredInterrupt
 from sampleforge.workers.learner_change import LOAD, ChangeRequest, write_state_file
 
@@ -46,8 +47,9 @@ class LearnerStates:
     def restore(self, path: str | Path, with_: Mapping[str, Any]) -> None:
         """Have every policy continue from the newest checkpoint in the run folder ``path``, with
         the values ``with_`` of some hyperparameters. Raises ConfigError if there is none of each
-        policy, or of another algorithm, or for a value out of range, ValueError if it is of another
-        model or has no such hyperparameter, and CheckpointError if it is damaged."""
+        policy, or of another algorithm, or for a value that no learner can have or that has no
+        effect, ValueError if it is of another model or has no such hyperparameter, and
+        CheckpointError if it is damaged."""
         session, folder = self._session, RunFolder.existing(path)
         self._check_restorable(path)
         if folder.algo != session.config.algo:
@@ -61,7 +63,12 @@ class LearnerStates:
             if loaded is None:
                 raise ConfigError(f"{path} has no checkpoint yet; train it first")
             self._fitting(group, model_tensors(loaded[0].tensors))
-            check_names(loaded[0].state["learner"]["hyperparameters"], with_)
+            stored = loaded[0].state["learner"]["hyperparameters"]
+            check_names(stored, with_)
+            for name, value in with_.items():
+                given = f"restore(..., with_={{{name!r}: {value!r}}})"
+                checked_value(session, given, name, value)
+                check_effect(session, given, name, [{**stored, **with_}])
             found.append(loaded[0])
         with DeferredInterrupt():
             for group, checkpoint in zip(groups, found, strict=True):

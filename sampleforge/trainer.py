@@ -314,9 +314,9 @@ class Trainer:
         has what is used.
 
         Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
-        for a value out of range, and in a run with pbt or a schedule; ValueError if it is of
-        another model, or for a hyperparameter that cannot change, which names those that can; and
-        CheckpointError if it is damaged.
+        for a value that no learner can have or that has no effect, and in a run with pbt or a
+        schedule; ValueError if it is of another model, or for a hyperparameter that cannot change,
+        which names those that can; and CheckpointError if it is damaged.
         """
         LearnerStates(self._learning()).restore(path, with_ or {})
 

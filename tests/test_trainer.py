@@ -388,6 +388,9 @@ def test_a_saved_state_is_restored_to_the_bit_into_another_run(tmp_path: Path, m
         for wrong, error in (
             ({"num_workers": 3}, ValueError),
             ({"max_grad_norm": -1}, sf.ConfigError),
+            ({"learning_rate": None}, sf.ConfigError),
+            ({"max_grad_norm": "much"}, sf.ConfigError),
+            *([({"vtrace_rho": 2.0}, sf.ConfigError)] if make is sf.AppoConfig else []),
         ):
             with pytest.raises(error, match=next(iter(wrong)).replace("_", ".")):
                 two.restore(saved, with_=wrong)

@@ -28,14 +28,12 @@ from sampleforge.populations.rounds import (
 from sampleforge.populations.rules import (
     check_unchanged,
     rules_of,
-    warning_of_start,
-    without_effect,
+    warnings_of,
 )
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
 from sampleforge.run.callback import Callback
 from sampleforge.run.reports.policy_statistics import PolicyStatistics
 from sampleforge.run.session import Session
-from sampleforge.run.unused import Resolved
 from sampleforge.runtime.files import write_json
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.spec import EnvSpec
@@ -171,18 +169,14 @@ class Pbt(Callback):
         _check_agents(config, session.spec)
         own = pairing(config).algorithm.hyperparameters(config)
         check_unchanged(session.opened.changed, own, "the members have their own (--pbt)")
-        steps = config.train_for_env_steps
         if config.benchmark:
             session.message("--pbt: members are measured as they begin, without rounds", "warning")
-        if (text := warning_of_start(config.pbt_start, len(ids), steps)) is not None:
-            session.message(text, "warning")
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, POPULATION_STREAM])
         offered = session.spec.shaping_hyperparameters
         self._rules = rules_of(config, config, ids, offered, self._rng)
-        run = Resolved(session.run_plan.config, session.plan, session.spec)
-        for text in without_effect(config, self._rules, run):
-            session.message(f"--pbt: {text}", "warning")
+        for text in warnings_of(session, config, self._rules):
+            session.message(text, "warning")
         session.hyperparameters = {
             name: {**offered, **first} for name, first in zip(ids, self._rules.first, strict=True)
         }

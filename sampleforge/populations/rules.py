@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from sampleforge.topologies.population_config import (
     ranges,
 )
 from sampleforge.topologies.registry import pairing
+
+if TYPE_CHECKING:
+    from sampleforge.run.session import Session
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,19 @@ def rules_of(
     )
 
 
-def without_effect(flags: PbtRulesConfig, rules: Rules, run: Resolved) -> Iterator[str]:
+def warnings_of(session: Session, flags: PbtRulesConfig, rules: Rules) -> Iterator[str]:
+    """Yield what the user is warned of before a population in one run begins."""
+    steps = session.resolved.train_for_env_steps
+    if (text := warning_of_start(flags.pbt_start, len(rules.first), steps)) is not None:
+        yield text
+    for text in _without_effect(session, flags, rules):
+        yield f"--pbt: {text}"
+
+
+def _without_effect(session: Session, flags: PbtRulesConfig, rules: Rules) -> Iterator[str]:
     """Yield a sentence for each hyperparameter that the ``flags`` name and that changes nothing in
-    the members' ``run``: nothing reads it, or every perturbation leaves it as it is."""
+    the session's run: nothing reads it, or every perturbation leaves it as it is."""
+    run = Resolved(session.run_plan.config, session.plan, session.spec)
     in_turn = stages(run, ({}, *rules.first))
     for name in sorted(given_names(flags)):
         reason = None if name in ONLY_WHILE_IT_CHANGES else unread(name, in_turn)

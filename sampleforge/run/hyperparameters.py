@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import annealings
@@ -65,14 +65,8 @@ class SetHyperparameters:
                 f"{given}: it cannot change during the training; these can: "
                 f"{', '.join(sorted(changeable))}{hint}"
             )
-        try:
-            value = getattr(with_values(session, config, {name: value}), name)
-        except ConfigError as error:
-            raise ConfigError(f"{given}: {error}") from error
-        schedule = annealings(config).get(name)
+        value = checked_value(session, given, name, value)
         obstacles = {
-            f"it follows {schedule.flag if schedule else ''}": schedule is not None
-            and schedule.replaces_value,
             "the population changes hyperparameters (--pbt)": getattr(config, "pbt", False),
             "hyperparameters follow --schedule": session.schedule is not None,
             "nothing is learned (--sampler-only)": config.sampler_only,
@@ -88,20 +82,45 @@ class SetHyperparameters:
     ) -> None:
         """Raise ConfigError if nothing reads a hyperparameter, whether the others are those of the
         config or those that the learners of the ``policies`` have been given since."""
-        if name in ONLY_WHILE_IT_CHANGES:
-            return
         stored = {each.id: each.earlier.get("learner", {}) for each in session.opened.policies}
         values = [
             {**stored[each].get("hyperparameters", {}), **self._values.get(each, {})}
             for each in policies
         ]
-        config = dataclasses.replace(session.resolved, model=session.run_plan.config.model)
-        run = Resolved(config, session.plan, session.spec)
-        reason = unread(name, stages(run, ({}, *values)))
-        if reason is not None:
-            raise ConfigError(
-                f"{given} has no effect: {reason}. Leave it out, or give the run other settings"
-            )
+        check_effect(session, given, name, values)
+
+
+def checked_value(session: Session, given: str, name: str, value: Any) -> Any:
+    """Return a new value of a hyperparameter of a session, in the type of its setting. Raises
+    ConfigError, which begins with what was ``given``, if no learner can have it, or if the
+    hyperparameter follows a schedule of --anneal."""
+    config = session.resolved
+    try:
+        value = getattr(with_values(session, config, {name: value}), name)
+    except ConfigError as error:
+        raise ConfigError(f"{given}: {error}") from error
+    schedule = annealings(config).get(name)
+    if schedule is not None and schedule.replaces_value:
+        raise ConfigError(
+            f"{given} has no effect: it follows {schedule.flag}; leave out one of the two"
+        )
+    return value
+
+
+def check_effect(
+    session: Session, given: str, name: str, values: Iterable[Mapping[str, Any]]
+) -> None:
+    """Raise ConfigError, which begins with what was ``given``, if nothing in a session reads a
+    hyperparameter, whether the others are those of the config or of one of the ``values``."""
+    if name in ONLY_WHILE_IT_CHANGES:
+        return
+    config = dataclasses.replace(session.resolved, model=session.run_plan.config.model)
+    run = Resolved(config, session.plan, session.spec)
+    reason = unread(name, stages(run, ({}, *values)))
+    if reason is not None:
+        raise ConfigError(
+            f"{given} has no effect: {reason}. Leave it out, or give the run other settings"
+        )
 
 
 def with_values(session: Session, config: Any, values: Mapping[str, Any]) -> Any:
