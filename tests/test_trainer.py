@@ -385,13 +385,14 @@ def test_a_saved_state_is_restored_to_the_bit_into_another_run(tmp_path: Path, m
         two.save()
         assert two.compute_actions([OBS, -OBS]).tolist() == chosen
         assert two.train_until("updates>20", env_steps=20_000)["updates"] > 20
-        for wrong, error in (
+        refused: tuple[tuple[dict[str, Any], type[Exception]], ...] = (
             ({"num_workers": 3}, ValueError),
             ({"max_grad_norm": -1}, sf.ConfigError),
             ({"learning_rate": None}, sf.ConfigError),
             ({"max_grad_norm": "much"}, sf.ConfigError),
             *([({"vtrace_rho": 2.0}, sf.ConfigError)] if make is sf.AppoConfig else []),
-        ):
+        )
+        for wrong, error in refused:
             with pytest.raises(error, match=next(iter(wrong)).replace("_", ".")):
                 two.restore(saved, with_=wrong)
         two.restore(saved, with_={"learning_rate": 1e-5})

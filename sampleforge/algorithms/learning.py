@@ -25,7 +25,7 @@ from sampleforge.algorithms.flat_parameters import (
 )
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.forward import compile_passes
-from sampleforge.models.parts import freeze_statistics, part_of
+from sampleforge.models.parts import Parted, part_of
 from sampleforge.ops.masked import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather, Moments, alone
 from sampleforge.shared.staging import wait_for_copies
@@ -208,16 +208,23 @@ class GradientLearner(Generic[Model, Config]):
         held = [p for name, p in self.model.named_parameters() if part_of(name) in parts]
         for optimiser in self._optimisers.values():
             optimiser.flat.hold(held)
-        freeze_statistics(self.model, frozen="encoder" in parts)
+        self._freeze(parts)
         self.held_until = env_steps
 
     def release(self) -> None:
         """Train all parts of ``model`` from the next update on. It is part of the state."""
         for optimiser in self._optimisers.values():
             optimiser.flat.release()
-        freeze_statistics(self.model, frozen=False)
+        self._freeze(())
         self.held_until = None
         self.tag[RELEASED] = True
+
+    def _freeze(self, parts: Collection[str]) -> None:
+        """Have these parts of ``model``, and of its copies, keep their statistics."""
+        for name in ("model", *self.copies):
+            network = self._networks[name]
+            if isinstance(network, Parted):
+                network.freeze(parts)
 
     def compile(self) -> None:
         """Have the passes of ``model`` compiled when they are first used."""

@@ -155,11 +155,13 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
         """Measure returns by their scale. In the first batch with a reward all values, which were 0
         until then, begin at what makes their mean temporal difference 0; return the experience
         with them. Gradient steps alone reach a value near 1 / (1 - gamma) rewards slowly, and until
-        then what an action changes is small beside the error. ``last_value`` [B]: of the last
-        observation; if it was not recorded, that of the one before is used in its place."""
+        then what an action changes is small beside the error. A frozen critic stays as it is.
+        ``last_value`` [B]: of the last observation; if it was not recorded, that of the one before
+        is used in its place."""
         scale = self._return_scale.update(experience, self._gather, last_value)
         self.model.rescale_values(scale)
-        if self._values_begun or not self._loss.has_policy_values:
+        begun = self._values_begun or "critic" in self.model.frozen
+        if begun or not self._loss.has_policy_values:
             return experience
         last_value = experience.value[-1] if last_value is None else last_value
         error = common_error(experience, last_value, self._config.gamma, scale, self._gather)

@@ -14,6 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import orthogonal_
 from sampleforge.models.normaliser import make_normaliser
+from sampleforge.models.parts import Parted
 from sampleforge.models.policy_head import PolicyHead, make_head
 from sampleforge.models.trunk import Trunk
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, action_layout
@@ -31,7 +32,7 @@ class ModelOutput(NamedTuple):
     """float32 [B, S], the recurrent state after the last step."""
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Parted):
     """One policy and its value function, or, without ``has_values``, the policy alone, whose values
     are 0.
 

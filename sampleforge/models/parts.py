@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Self
 
 from torch import nn
 
@@ -29,12 +30,29 @@ def has_actor(parts: Collection[str]) -> bool:
     return not parts or "actor" in parts
 
 
-def freeze_statistics(network: nn.Module, *, frozen: bool) -> None:
-    """Have the statistics that normalise a network's observations, if it has any, stay as they are,
-    or count again."""
-    normaliser = getattr(network, "normaliser", None)
-    if normaliser is not None:
-        normaliser.is_frozen = frozen
+class Parted(nn.Module):
+    """A network whose weights belong to parts. Modules of the ``frozen`` parts stay in evaluation
+    mode while the others train, so that a batch normalisation in an encoder of one's own neither
+    changes its statistics nor computes other features than when acting; the statistics that
+    normalise observations stay as they are with the encoder."""
+
+    frozen: frozenset[str] = frozenset()
+
+    def freeze(self, parts: Collection[str]) -> None:
+        """Have these parts, and no others, be ``frozen``. It is not about gradients."""
+        self.frozen = frozenset(parts)
+        normaliser = getattr(self, "normaliser", None)
+        if normaliser is not None:
+            normaliser.is_frozen = "encoder" in parts
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Put the network in training mode, its frozen parts left out, or in evaluation mode."""
+        super().train(mode)
+        for name, module in self.named_modules() if self.frozen else ():
+            if name and part_of(f"{name}.") in self.frozen:
+                module.training = False
+        return self
 
 
 def check_parts(field: str, parts: Collection[str], names: Iterable[str]) -> None:

@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import activation
 from sampleforge.models.normaliser import make_normaliser
+from sampleforge.models.parts import Parted
 from sampleforge.models.q_heads import ValueDistribution, make_heads, output_parameters
 from sampleforge.models.trunk import Trunk
 from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
@@ -24,7 +25,7 @@ EVALUATION_EPSILON = 0.001
 """Epsilon of stochastic evaluation, as in published Atari scores."""
 
 
-class QNetwork(nn.Module):
+class QNetwork(Parted):
     """A network for the Q-values of one discrete action.
 
     ``dueling``: Q = V + A - mean_a A (Wang et al. 2016, arXiv 1511.06581, eq. 9). ``head_size``:

@@ -16,7 +16,7 @@ from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
 from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
 from sampleforge.config import ConfigError, typed
-from sampleforge.models.parts import check_parts, freeze_statistics, part_of
+from sampleforge.models.parts import Parted, check_parts, part_of
 from sampleforge.rollouts.batch import Batches
 from sampleforge.runtime.config import InitConfig
 from sampleforge.runtime.torch_settings import limit_threads, usual_torch
@@ -86,13 +86,12 @@ def check_frozen(config: InitConfig, network: torch.nn.Module) -> None:
         )
 
 
-def freeze(network: torch.nn.Module, parts: Collection[str]) -> None:
+def freeze(network: Parted, parts: Collection[str]) -> None:
     """Have the learner that is made next leave these parts of a network as they are."""
     for name, parameter in network.named_parameters():
         if part_of(name) in parts:
             parameter.requires_grad_(False)
-    if "encoder" in parts:
-        freeze_statistics(network, frozen=True)
+    network.freeze(parts)
 
 
 def new_state(maker: NetworkMaker, plan: Any, start: ResumePoint) -> Tensors:

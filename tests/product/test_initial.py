@@ -49,6 +49,58 @@ def test_a_frozen_encoder_of_another_run_stays_and_the_rest_learns(
     assert any(not torch.equal(before[name], after[name]) for name in rest)
 
 
+class Normed(torch.nn.Module):
+    """An encoder with statistics of its own."""
+
+    def __init__(self, observations: Any, config: ModelConfig) -> None:
+        super().__init__()
+        (size,) = observations["obs"].shape
+        self.layers = torch.nn.Sequential(torch.nn.Linear(size, 16), torch.nn.BatchNorm1d(16))
+        self.out_features = 16
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        out: torch.Tensor = self.layers(obs["obs"].float().flatten(0, -2))
+        return out.unflatten(0, obs["obs"].shape[:-1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("until", [None, 10**6])
+@pytest.mark.parametrize("algo", SMALL)
+def test_statistics_of_a_frozen_encoder_of_the_users_own_stay(
+    algo: str, until: int | None, data: Path, tmp_path: Path
+) -> None:
+    own = {"model": ModelConfig(encoder=f"{__name__}:Normed")}
+    for folder, more in (
+        ("free", {}),
+        ("frozen", {"freeze": ("encoder",), "unfreeze_after": until}),
+    ):
+        train(small(algo, tmp_path / folder, data, **own, **more))
+    free, frozen = model(tmp_path / "free"), model(tmp_path / "frozen")
+    names = [name for name in frozen if "running_" in name and part_of(name) == "encoder"]
+    assert names
+    for name in names:
+        assert torch.equal(frozen[name], torch.full_like(frozen[name], "var" in name)), name
+        assert not torch.equal(free[name], frozen[name]), name
+
+
+def values_of(run: Path) -> torch.Tensor:
+    """The weights and the bias of the value head, in the unit of returns."""
+    tensors = model(run)
+    head = torch.cat([tensors["value_weight"], tensors["value_bias"]])
+    return head * tensors["value_scale"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", ["appo", "ddppo"])
+def test_a_frozen_critic_keeps_its_values(algo: str, data: Path, tmp_path: Path) -> None:
+    """Also where it comes from an algorithm without a scale of returns, and is new to its own."""
+    source, run = tmp_path / "source", tmp_path / "run"
+    train(small("marwil", source, data))
+    train(small(algo, run, data, init_from=str(source), freeze=("critic",)))
+    assert model(run)["value_scale"] != model(source)["value_scale"]
+    assert torch.allclose(values_of(run), values_of(source), rtol=1e-4)
+
+
 def is_multiple(one: torch.Tensor, of: torch.Tensor) -> bool:
     """A value head is divided by the scale of the returns, whether it is trained or not."""
     return torch.allclose(one * (of.norm() / one.norm()), of, rtol=1e-5, atol=1e-7)
@@ -207,7 +259,13 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_p
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("field", "algo", "part"),
-    [("freeze", "appo", "core"), ("freeze", "apex", "critic"), ("init_parts", "appo", "core")],
+    [
+        ("freeze", "appo", "core"),
+        ("freeze", "apex", "critic"),
+        ("init_parts", "appo", "core"),
+        ("init_parts", "apex", "critic"),
+        ("init_parts", "pqn", "critic"),
+    ],
 )
 def test_a_part_that_the_network_has_not_is_refused(
     field: str, algo: str, part: str, trained: Trained, data: Path, tmp_path: Path

@@ -40,8 +40,8 @@ def outcome_of(tmp_path: Path, body: str, *more: str) -> subprocess.CompletedPro
     command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", *more, str(file)]
     printed = tmp_path / "printed.txt"
     try:
-        with printed.open("w") as file:
-            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
+        with printed.open("w") as out:
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT)
     except BaseException:
         print(printed.read_text())
         raise

@@ -11,6 +11,7 @@ import torch
 
 from sampleforge.algorithms.learning import Learner
 from sampleforge.config import ConfigError
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.parts import check_parts, has_actor, part_of
 from sampleforge.run.folder.checkpoint import (
     Checkpoint,
@@ -50,7 +51,10 @@ class InitialWeights:
         """Load the weights into ``model``; return the names of those that are left as they are
         made. Raises ConfigError for weights that do not fit."""
         own = model.state_dict()
-        check_parts("init_parts", self._parts, own)
+        there = [name for name, _ in model.named_parameters()]
+        if isinstance(model, ActorCritic):
+            there.append("critic.")  # also where the critics are networks beside it
+        check_parts("init_parts", self._parts, there)
         wanted = {name: tensor for name, tensor in own.items() if self._takes(name)}
         found = _fitting(model_tensors(self._tensors()), wanted)
         # Statistics belong together: a mean of another shape has another count, too.
@@ -71,12 +75,11 @@ class InitialWeights:
         """Load what the learner has beside its model: critics and their targets, and the scales of
         returns and rewards, as far as the checkpoint has them and the critic is taken. A network
         is taken as a whole: the layers of one that normalises its inputs are of no use to one that
-        does not. A target policy stays the copy of the model that it is."""
+        does not. Copies of the model, such as the target network of Q-learning, stay copies."""
         if not self._takes_critics:
             return
         own, plain = learner.state()
-        copies = set(learner.copies) - OF_CRITICS
-        beside = {name: t for name, t in own.items() if _network(name) not in copies}
+        beside = {name: t for name, t in own.items() if _network(name) not in learner.copies}
         found, _ = self._beside_the_model(beside)
         learner.load({**own, **found}, plain)
 
