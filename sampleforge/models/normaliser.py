@@ -138,13 +138,15 @@ class ObservationNormaliser(nn.Module):
 
 class LeafNormaliser(nn.Module):
     """Normalises one leaf. ``total_mean``, ``total_var`` and ``count`` are exact, float64;
-    ``scale`` = 1 / std and ``shift`` = -mean / std, float32, are used by the forward pass."""
+    ``scale`` = 1 / std and ``mean``, float32, are used by the forward pass: (x - mean) * scale, in
+    which an element that never changes becomes 0 however far from 0 it is. With x * scale - mean *
+    scale it would be what rounding leaves of two large numbers, another one in each backend."""
 
     total_mean: Tensor
     total_var: Tensor
     count: Tensor
     scale: Tensor
-    shift: Tensor
+    mean: Tensor
     evidence: Tensor
     """float64 [*shape]: evidence of a change of scale; far observations are those of more than
     ``FAR * 10 ** evidence`` deviations. Not stored."""
@@ -159,15 +161,15 @@ class LeafNormaliser(nn.Module):
         self.register_buffer("total_var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale", torch.full(shape, encoding.factor))
-        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
         zeros = torch.zeros(shape, dtype=torch.float64)
         self.register_buffer("evidence", zeros, persistent=False)
         self._known = False
 
     def forward(self, x: Tensor) -> Tensor:
         buffers = self._buffers  # attribute look-ups of a Module are slow
-        y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
-        return y.clamp_(-CLIP, CLIP)
+        y = torch.sub(x.float(), buffers["mean"])  # type: ignore[arg-type]
+        return y.mul_(buffers["scale"]).clamp_(-CLIP, CLIP)  # type: ignore[arg-type]
 
     def moments(self, x: Tensor, mask: Tensor | None = None) -> Moments:
         """Return the moments of ``x`` [N, *shape] where ``mask`` is True, in which observations
@@ -224,7 +226,7 @@ class LeafNormaliser(nn.Module):
             (self.total_var, total.var),
             (self.count, total.count),
             (self.scale, scale),
-            (self.shift, -total.mean * scale),
+            (self.mean, total.mean),
         ):
             buffer.copy_(torch.where(some, value, buffer))
 
@@ -254,18 +256,17 @@ class ImageNormaliser(LeafNormaliser):
         dtype = torch.get_autocast_dtype(device) if has_autocast else torch.float32
         inner = dtype if self.of_bytes else torch.float32
         # The channels last in memory, as encoders want them; bytes have the least to move.
-        plain = self.channel_last or self.shift.ndim != 3
+        plain = self.channel_last or self.mean.ndim != 3
         layout = torch.contiguous_format if plain else torch.channels_last
         # (x - level) * scale + rest, where level is the mean, rounded. bfloat16 holds bytes and
-        # their differences exactly, so its errors are relative to the result. Those of
-        # x * scale + shift are up to half a deviation for pixels that hardly ever change, and jump
-        # when the mean moves.
-        level = (self.shift / self.scale).neg().round()
+        # their differences exactly, so its errors are relative to the result. Those of x - mean are
+        # up to half a deviation for pixels that hardly ever change, and jump when the mean moves.
+        level = self.mean.round()
         level, scale, rest = (
             one.unsqueeze(0).to(inner).contiguous(memory_format=layout)
-            for one in (level, self.scale, torch.addcmul(self.shift, level, self.scale))
+            for one in (level, self.scale, (level - self.mean) * self.scale)
         )
-        y = x.flatten(0, -1 - self.shift.ndim).contiguous(memory_format=layout).to(inner, copy=True)
+        y = x.flatten(0, -1 - self.mean.ndim).contiguous(memory_format=layout).to(inner, copy=True)
         # In place: for 256 images of 84x84x4, 42 us each in bfloat16.
         torch.addcmul(rest, y.sub_(level), scale, out=y).clamp_(-CLIP, CLIP)
         return y.to(dtype).view(x.shape)

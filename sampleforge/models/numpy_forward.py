@@ -65,10 +65,10 @@ class NumpyForward:
         self._leaf = leaf
         self._activation = _ACTIVATIONS[encoders[0].act]
         self._multiply = np.dot if len(trunks) == 1 else np.matmul  # dot has the quicker call
-        self._scale = self._shift = None
+        self._mean = self._scale = None
         if model.normaliser is not None:
             normaliser = model.normaliser.leaf(leaf)
-            self._scale, self._shift = (_array(x)[:, None] for x in _of(normaliser))
+            self._mean, self._scale = (_array(x)[:, None] for x in _of(normaliser))
         self._copies: list[tuple[Floats, Floats, Floats]] = []
         self._value_scale = _array(model.value_scale)
         layers = zip(*(encoder.layers for encoder in encoders), strict=True)
@@ -112,11 +112,11 @@ class NumpyForward:
         if workspace is None:
             workspace = self._workspaces[len(x)] = self._workspace(len(x))
         inputs = workspace.inputs
-        if self._scale is None or self._shift is None:
+        if self._mean is None or self._scale is None:
             inputs[...] = x.T
         else:
-            np.multiply(x.T, self._scale, out=inputs, dtype=np.float32, casting="unsafe")
-            np.add(inputs, self._shift, out=inputs)
+            np.subtract(x.T, self._mean, out=inputs, dtype=np.float32, casting="unsafe")
+            np.multiply(inputs, self._scale, out=inputs)
             np.maximum(inputs, _LOW, out=inputs)
             np.minimum(inputs, _HIGH, out=inputs)
         multiply, activation = self._multiply, self._activation
@@ -176,9 +176,9 @@ def _is_plain(trunk: Trunk) -> bool:
 
 
 def _of(normaliser: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    scale, shift = normaliser.scale, normaliser.shift
-    assert isinstance(scale, torch.Tensor) and isinstance(shift, torch.Tensor)
-    return scale, shift
+    mean, scale = normaliser.mean, normaliser.scale
+    assert isinstance(mean, torch.Tensor) and isinstance(scale, torch.Tensor)
+    return mean, scale
 
 
 def _array(tensor: torch.Tensor) -> Floats:

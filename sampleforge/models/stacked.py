@@ -88,8 +88,8 @@ class StackedActors(NetworkOfEachRow):
         assert name is not None
         x = obs[name]
         if self._is_normalised:
-            scale, shift = next(own), next(own)
-            x = torch.addcmul(shift, x.float(), scale).clamp_(-CLIP, CLIP)
+            mean, scale = next(own), next(own)
+            x = torch.sub(x.float(), mean).mul_(scale).clamp_(-CLIP, CLIP)
         x = x.unsqueeze(1)
         for _ in self._encoder.layers:
             x = self._encoder.act(torch.baddbmm(next(own), x, next(own)))
@@ -107,7 +107,7 @@ def _tensors(network: ActorCritic) -> list[Tensor]:
     found: list[Tensor] = []
     if network.normaliser is not None:
         leaf = network.normaliser.leaf(encoder.plain_leaf)
-        found += [leaf.scale, leaf.shift]
+        found += [leaf.mean, leaf.scale]
     layers = [*encoder.layers, (network.policy_weight, network.policy_bias)]
     for weight, bias in layers:
         found += [bias.detach().unsqueeze(0), weight.detach().T]

@@ -29,7 +29,7 @@ from sampleforge.models.encoders import (
     to_be_loaded,
 )
 from sampleforge.models.normaliser import CLIP, LARGE_INTERVAL, make_normaliser
-from sampleforge.models.numpy_forward import has_numpy_forward
+from sampleforge.models.numpy_forward import NumpyForward, has_numpy_forward
 from sampleforge.models.passes_by_hand import passes_of
 from sampleforge.models.stacked import is_stackable
 from sampleforge.ops.distributions import action_layout
@@ -329,6 +329,27 @@ def test_normaliser_normalises_and_clips() -> None:
     assert torch.allclose(y.mean(0), torch.zeros(2), atol=1e-3)
     assert torch.allclose(y.std(0, correction=0), torch.ones(2), atol=1e-3)
     assert normaliser({"obs": torch.tensor([[1e9, -1e9]])})["obs"].tolist() == [[10.0, -10.0]]
+
+
+@pytest.mark.parametrize("constant", [0.1, -1.0, 1000.3, -9000.7, 3e7])
+def test_an_element_that_does_not_change_is_0_wherever_it_is(constant: float) -> None:
+    """Nothing is left of it by rounding, which is another thing in each backend: torch and numpy
+    have the same policy."""
+    model = model_of(spaces.Box(-np.inf, np.inf, (3,), np.float32))
+    assert model.normaliser is not None
+    x = torch.randn(40, 7, 3) * 0.1
+    x[..., 0] = constant
+    for part in x:
+        model.normaliser.update({"obs": part})
+    assert not model.normaliser({"obs": x})["obs"][..., 0].any()
+    obs, state, is_first = {"obs": x[0]}, torch.zeros(7, 0), torch.zeros(7, dtype=torch.bool)
+    with torch.no_grad():
+        expected = model.step(obs, state, is_first)
+    assert has_numpy_forward(model)
+    found = NumpyForward(model)({"obs": x[0].numpy()})
+    head = len(found.head)  # without the standard deviation
+    np.testing.assert_allclose(found.head.T, expected.parameters[:, :head], atol=1e-6)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-6)
 
 
 def test_bytes_that_are_no_image_are_normalised() -> None:

@@ -178,7 +178,7 @@ class RunningRenormPasses:
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [N, F] for inputs [N, F]."""
         self._factor = (self._var + EPS).rsqrt()
-        normal = torch.addcmul(-self._mean * self._factor, x, self._factor)
+        normal = (x - self._mean).mul_(self._factor)
         self._normal = normal.clamp_(-FARTHEST, FARTHEST)
         return torch.addcmul(self._bias, self._normal, self._weight)
 

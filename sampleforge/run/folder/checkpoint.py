@@ -25,6 +25,7 @@ import torch
 
 from sampleforge.config import ConfigError, UserError, from_plain
 from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.versions import translated_tensors
 from sampleforge.runtime.files import TEMPORARY_SUFFIX, to_json, write_atomically
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def decode(data: bytes) -> Checkpoint:
     if not isinstance(state, dict):
         raise CheckpointError("its state is not a mapping")
     _assert_finite(tensors)
-    return Checkpoint(tensors, state)
+    return Checkpoint(translated_tensors(tensors), state)
 
 
 def decode_about(data: bytes) -> dict[str, Any]:

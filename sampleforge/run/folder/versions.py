@@ -13,10 +13,13 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
 from sampleforge.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT = 1
 """Number of the form in which a run is stored: its config, its checkpoints and all else in its
@@ -66,6 +69,19 @@ def translated(fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.pop("exploration_schedule", "constant") == "linear":
         fields["anneal"] = {"exploration_coeff": "linear"}
     return fields
+
+
+def translated_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint by the names that they have now. Normalisers had -mean /
+    std where they have the mean now."""
+    found = {}
+    for name, tensor in tensors.items():
+        leaf, _, buffer = name.rpartition(".")
+        if buffer == "shift" and "normaliser.leaves." in leaf:
+            found[f"{leaf}.mean"] = tensors[f"{leaf}.total_mean"].to(tensor.dtype)
+        else:
+            found[name] = tensor
+    return found
 
 
 def with_whole_batches(fields: Mapping[str, Any], left_open: Mapping[str, Any]) -> dict[str, Any]:
