@@ -34,6 +34,13 @@ ENV_PREFIX = "env."
 """Beginning of the names of hyperparameters that are reward-shaping numbers of the environment."""
 
 ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
+KINDS: Mapping[ActionKind, str] = {
+    "discrete": "Discrete",
+    "multidiscrete": "MultiDiscrete, or a Box of integers, which are categories",
+    "multibinary": "MultiBinary",
+    "box": "Box",
+}
+"""The kinds in messages."""
 Autoreset = Literal["next_step", "same_step"]
 StackPadding = Literal["zero", "reset"]
 
@@ -318,7 +325,7 @@ def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
         low = tuple(float(x) for x in space.low.ravel())
         high = tuple(float(x) for x in space.high.ravel())
         return ActionSpec("box", space.shape, np.dtype(space.dtype).name, low=low, high=high)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iub":
         first, last = ([int(x) for x in each.ravel()] for each in (space.low, space.high))
         values = tuple(high - low + 1 for low, high in zip(first, last, strict=True))
         if max(values) <= MOST_INTEGERS:

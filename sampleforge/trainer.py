@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 import torch
@@ -67,6 +67,9 @@ class Trainer:
     or its id. Raises ConfigError for a config that cannot run.
     """
 
+    _training: ClassVar[weakref.WeakSet[Trainer]] = weakref.WeakSet()
+    """Those whose workers work."""
+
     def __init__(
         self,
         config: AnyConfig,
@@ -121,6 +124,13 @@ class Trainer:
             self._end(None)
         return self.result
 
+    @classmethod
+    def stop_all(cls) -> None:
+        """Stop every Trainer of this program that still trains, also one that no name is left for:
+        a notebook holds what an interrupted cell has made, and its workers go on."""
+        for trainer in list(cls._training):
+            trainer.stop()
+
     def _working(self) -> Session:
         """Return the session with its workers, which the first call starts. Raises RuntimeError if
         the run has ended."""
@@ -140,6 +150,8 @@ class Trainer:
             with DeferredInterrupt():
                 self.session.start()
                 self._begun = True
+                self._name_others()
+                self._training.add(self)
                 self._generator.manual_seed(self.session.resume_point.seed)
                 self._release = weakref.finalize(self, _end_forgotten, self.session, os.getpid())
                 self._release.atexit = False  # these come after multiprocessing's wait for workers
@@ -148,6 +160,14 @@ class Trainer:
             if not self._begun:
                 self.session = self._new_session()  # a session cannot be opened twice
             raise
+
+    def _name_others(self) -> None:
+        """Name those that train beside this one. Their user may have forgotten them."""
+        for other in self._training:
+            self.session.message(
+                f"The Trainer of {other.run_dir} trains beside this one; its stop(), or "
+                "Trainer.stop_all(), ends it"
+            )
 
     def _wired(self) -> Session:
         """Return the session for what needs no workers: it can be asked after the end, too."""
@@ -158,6 +178,7 @@ class Trainer:
         if self._ended:
             return
         self._ended = True
+        self._training.discard(self)
         if self._release is not None:
             self._release.detach()
             atexit.unregister(self._release)

@@ -160,6 +160,19 @@ def test_a_ctrl_c_leaves_a_usable_trainer(tmp_path: Path) -> None:
     assert trainer.stop().summary["status"] == "finished"
 
 
+def test_a_trainer_that_no_name_is_left_for_is_named_and_stopped(tmp_path: Path) -> None:
+    """As in a notebook, which holds the frames of an interrupted cell."""
+    frames = [Trainer(config(tmp_path / "one"))]
+    frames[0].train()
+    two = Trainer(config(tmp_path / "two"))
+    two.train()
+    named = f"The Trainer of {tmp_path / 'one'} trains beside this one; its stop(), or Trainer.st"
+    assert named in (tmp_path / "two" / "log.txt").read_text()
+    Trainer.stop_all()
+    assert two.done and not Trainer._training
+    assert [summary(tmp_path / name)["status"] for name in ("one", "two")] == ["finished"] * 2
+
+
 def test_a_ctrl_c_in_a_with_block_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), Trainer(config(tmp_path)) as trainer:
         trainer.train()

@@ -16,7 +16,7 @@ from sampleforge.models.encoder_registry import encoded_leaves, make_encoder, re
 from sampleforge.models.encoders import Vector, activation
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.ops.distributions import ActionLayout, action_layout, bounds_of
-from sampleforge.spec import ActionSpec, ArraySpec
+from sampleforge.spec import KINDS, ActionSpec, ArraySpec
 
 
 class Critics(nn.Module):
@@ -117,7 +117,7 @@ def check_bounded_boxes(algo: str, actions: Mapping[str, ActionSpec]) -> None:
         if action.kind != "box":
             raise ConfigError(
                 f"{algo} learns values of continuous actions, but action leaf {name!r} is "
-                f"{action.kind}; use apex or pqn for one Discrete action, appo for any"
+                f"{KINDS[action.kind]}; use apex or pqn for one Discrete action, appo for any"
             )
         if not action.is_bounded_box:
             raise ConfigError(

@@ -19,7 +19,7 @@ from sampleforge.models.normaliser import make_normaliser
 from sampleforge.models.parts import Parted
 from sampleforge.models.q_heads import ValueDistribution, make_heads, output_parameters
 from sampleforge.models.trunk import Trunk
-from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
+from sampleforge.spec import ACTION, ACTION_MASK, KINDS, ActionSpec, ArraySpec
 
 EVALUATION_EPSILON = 0.001
 """Epsilon of stochastic evaluation, as in published Atari scores."""
@@ -268,10 +268,10 @@ class GreedyActions:
 def _num_actions(actions: Mapping[str, ActionSpec]) -> int:
     spec = actions.get(ACTION)
     if len(actions) != 1 or spec is None or spec.kind != "discrete":
-        kinds = ", ".join(f"{name} ({action.kind})" for name, action in actions.items())
+        kinds = ", ".join(f"{name} ({KINDS[action.kind]})" for name, action in actions.items())
         raise ConfigError(
-            f"Ape-X learns Q-values of one Discrete action, but this environment has {kinds}; "
-            "use sac for Box actions, or appo, which takes any"
+            f"Q-values are learned of one Discrete action, which is the whole action space, but "
+            f"this environment has {kinds}; use sac for Box actions, or appo, which takes any"
         )
     return spec.categories[0]
 

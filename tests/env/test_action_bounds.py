@@ -18,9 +18,18 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.critics import check_bounded_boxes
 from sampleforge.run.folder.trust import Trust
-from sampleforge.spec import ACTION, ActionSpec, action_specs, rescaled
-from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
+from sampleforge.spec import (
+    ACTION,
+    ActionSpec,
+    EnvSpec,
+    action_specs,
+    observation_specs,
+    rescaled,
+)
+from sampleforge.topologies.config import ALGOS, AnyConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.registry import pairing
 from tests.support.graphs import spec_of
 from tests.support.learning import learn
 from tests.support.runs import newest
@@ -192,3 +201,33 @@ def test_without_rescaling_actions_are_the_environments_own() -> None:
     vector = make_vector(config, 1, [0])
     vector.close()
     assert vector.spec.actions[ACTION].high == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int32])
+def test_elements_of_a_box_that_are_no_floats_are_categories(dtype: Any) -> None:
+    space = spaces.Box(0, 1, (2,), dtype)
+    specs = action_specs(space)
+    assert (specs[ACTION].kind, specs[ACTION].categories) == ("multidiscrete", (2, 2))
+    chosen = ActionAdapter(space, specs)({ACTION: np.array([[0, 1], [1, 0]])})[ACTION]
+    assert chosen.dtype == dtype and chosen.tolist() == [[0, 1], [1, 0]]
+    assert all(row in space for row in chosen)
+
+
+@pytest.mark.parametrize(
+    ("algo", "space", "named"),
+    [
+        ("pqn", spaces.Box(-1, 1, (2,)), "has action (Box); use sac for Box actions, or appo"),
+        ("apex", spaces.Tuple((spaces.Discrete(3),)), "which is the whole action space, but this"),
+    ],
+)
+def test_actions_that_an_algorithm_does_not_take_are_named_as_the_environment_has_them(
+    algo: str, space: Any, named: str
+) -> None:
+    config = ALGOS[algo](env="E", serial=True)
+    spec = EnvSpec("E", observation_specs(spaces.Box(-1, 1, (2,))), action_specs(space))
+    with pytest.raises(sf.ConfigError) as refusal:
+        network = pairing(config).network_maker(config, spec, 0)
+        network()
+    assert named in str(refusal.value) and "Ape-X" not in str(refusal.value)
+    with pytest.raises(sf.ConfigError, match="is MultiDiscrete, or a Box of integers"):
+        check_bounded_boxes("sac", action_specs(spaces.Box(0, 3, (2,), np.int32)))

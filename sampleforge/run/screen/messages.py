@@ -210,6 +210,8 @@ def next_commands(
     """Return the lines with the commands that resume, evaluate (if it ``has_checkpoint``) and plot
     a run. ``config``: as the user gave it; ``measured``: the values of summary.json. The list is
     empty if the run has no learner or is a benchmark."""
+    from sampleforge.env.given import PREFIX
+
     if config.sampler_only or config.benchmark:
         return []
     path, ids = shlex.quote(shown(folder)), policy_ids(config)
@@ -219,8 +221,15 @@ def next_commands(
     if measured["status"] == "finished":
         to_resume += " (with a later stop condition)"
     evaluate = f"To evaluate: sampleforge eval {path}{policy}{trust}"
+    resume = resume_command(config, folder)
+    if config.env.startswith(PREFIX):  # no command has the object
+        resume = f"in Python, the same config with run_dir={shown(folder)!r}"
+        evaluate = (
+            f"To evaluate: Trainer.evaluate() in Python; or put {config.env.removeprefix(PREFIX)} "
+            f"into a module: sampleforge eval {path}{policy} --evaluate-env MODULE:NAME --trust"
+        )
     return [
-        f"{to_resume}: {resume_command(config, folder)}",
+        f"{to_resume}: {resume}",
         *([evaluate] if has_checkpoint else []),
         f"To plot: sampleforge plot {path}",
     ]

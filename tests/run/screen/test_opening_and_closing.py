@@ -163,6 +163,10 @@ def test_the_end_line_and_the_next_commands() -> None:
     assert begun == [resume, plot], "there is nothing to evaluate"
     alone = dataclasses.replace(asked, sampler_only=True)
     assert next_commands(alone, folder, measured, has_checkpoint=False) == []
+    given = dataclasses.replace(asked, env="object:Cell")
+    resume, evaluate, _ = next_commands(given, folder, measured, has_checkpoint=True)
+    assert resume == "To resume: in Python, the same config with run_dir='runs/a b'"
+    assert "put Cell into a module: sampleforge eval 'runs/a b' --evaluate-env MODULE" in evaluate
     several = dataclasses.replace(asked, num_policies=4)
     for values, policy in ((measured, "policy_0"), ({**measured, **best}, "policy_3")):
         evaluate = next_commands(several, folder, values, has_checkpoint=True)[1]
