@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
@@ -40,6 +40,10 @@ Report = dict[str, float]
 """The scalars of a report, by name; docs/metrics.md explains them."""
 
 
+TRAINING = weakref.WeakSet["Trainer"]()
+"""The Trainers of this program whose workers work."""
+
+
 class Trainer:
     """A run step by step, for scripts and notebooks::
 
@@ -66,9 +70,6 @@ class Trainer:
     None: in a notebook only, unless ``config.quiet``. Methods take a policy by its number, from 0,
     or its id. Raises ConfigError for a config that cannot run.
     """
-
-    _training: ClassVar[weakref.WeakSet[Trainer]] = weakref.WeakSet()
-    """Those whose workers work."""
 
     def __init__(
         self,
@@ -124,11 +125,11 @@ class Trainer:
             self._end(None)
         return self.result
 
-    @classmethod
-    def stop_all(cls) -> None:
+    @staticmethod
+    def stop_all() -> None:
         """Stop every Trainer of this program that still trains, also one that no name is left for:
         a notebook holds what an interrupted cell has made, and its workers go on."""
-        for trainer in list(cls._training):
+        for trainer in list(TRAINING):
             trainer.stop()
 
     def _working(self) -> Session:
@@ -151,7 +152,7 @@ class Trainer:
                 self.session.start()
                 self._begun = True
                 self._name_others()
-                self._training.add(self)
+                TRAINING.add(self)
                 self._generator.manual_seed(self.session.resume_point.seed)
                 self._release = weakref.finalize(self, _end_forgotten, self.session, os.getpid())
                 self._release.atexit = False  # these come after multiprocessing's wait for workers
@@ -163,7 +164,7 @@ class Trainer:
 
     def _name_others(self) -> None:
         """Name those that train beside this one. Their user may have forgotten them."""
-        for other in self._training:
+        for other in TRAINING:
             self.session.message(
                 f"The Trainer of {other.run_dir} trains beside this one; its stop(), or "
                 "Trainer.stop_all(), ends it"
@@ -178,7 +179,7 @@ class Trainer:
         if self._ended:
             return
         self._ended = True
-        self._training.discard(self)
+        TRAINING.discard(self)
         if self._release is not None:
             self._release.detach()
             atexit.unregister(self._release)

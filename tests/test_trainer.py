@@ -23,7 +23,7 @@ import sampleforge as sf
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
-from sampleforge.trainer import Trainer
+from sampleforge.trainer import TRAINING, Trainer
 from tests.support.processes import RunCli
 from tests.support.runs import newest, summary
 
@@ -169,7 +169,7 @@ def test_a_trainer_that_no_name_is_left_for_is_named_and_stopped(tmp_path: Path)
     named = f"The Trainer of {tmp_path / 'one'} trains beside this one; its stop(), or Trainer.st"
     assert named in (tmp_path / "two" / "log.txt").read_text()
     Trainer.stop_all()
-    assert two.done and not Trainer._training
+    assert two.done and not TRAINING
     assert [summary(tmp_path / name)["status"] for name in ("one", "two")] == ["finished"] * 2
 
 

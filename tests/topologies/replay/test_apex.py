@@ -231,7 +231,7 @@ def test_configs_that_make_no_sense_are_refused() -> None:
         apex_config(burn_in=20)
     with pytest.raises(ConfigError, match=r"--priority-beta-final 1\.0: beta moves to it"):
         apex_config(priority_beta_final=1.0)
-    with pytest.raises(ConfigError, match="Q-values of one Discrete action"):
+    with pytest.raises(ConfigError, match="Q-values are learned of one Discrete action"):
         build_apex(apex_config(env="tests.support.envs:MixedActionEnv"))
 
 

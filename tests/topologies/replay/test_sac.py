@@ -81,8 +81,8 @@ def with_actions(space: spaces.Space[Any]) -> EnvSpec:
 @pytest.mark.parametrize(
     ("space", "says"),
     [
-        (spaces.Discrete(3), "'action' is discrete; use apex or pqn"),
-        (spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.MultiBinary(2)}), "'b' is multib"),
+        (spaces.Discrete(3), "'action' is Discrete; use apex or pqn"),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.MultiBinary(2)}), "'b' is MultiB"),
         (spaces.Box(-float("inf"), float("inf"), (2,)), "finite bounds"),
     ],
 )
