@@ -109,6 +109,10 @@ class ObservationNormaliser(nn.Module):
             leaves[name] = leaf.forward(obs[name])
         return leaves
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether the observation leaf ``name`` is normalised."""
+        return name in self._specs
+
     def leaf(self, name: str) -> LeafNormaliser:
         """Return the normaliser of one observation leaf."""
         return dict(self._by_name)[name]

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from sampleforge.env.adapter import action_offsets, box_units, mask_groups, offset
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.models.cnn import ImageTower
+from sampleforge.models.normaliser import ObservationNormaliser
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD
 from sampleforge.run.onnx_policy import NEXT_STATE, STATE, column_name
@@ -239,7 +240,11 @@ def max_error(
 def random_steps(policy: LoadedPolicy, count: int, seed: int) -> tuple[Columns, Columns]:
     """Return ``count`` random inputs, and their outputs by our own forward pass, both as columns
     [count, ...]. Discrete scores (logits or Q-values) are also in an additional column, with -inf
-    where the mask forbids the category."""
+    where the mask forbids the category.
+
+    Every second observation is one as those that the policy was trained with (`_usual`): where the
+    observations of an environment are far from 0, the normaliser clips all others.
+    """
     spec, model = policy.spec, policy.model
     assert spec.spaces is not None
     rng = np.random.default_rng(seed)
@@ -249,8 +254,10 @@ def random_steps(policy: LoadedPolicy, count: int, seed: int) -> tuple[Columns, 
     inputs: dict[str, list[Any]] = {column.name: [] for column in program.inputs}
     actions: dict[str, list[Any]] = {name: [] for name in spec.actions}
     slot_rows, states = [], []
-    for _ in range(count):
+    for number in range(count):
         obs, mask = space.sample(), None
+        if number % 2:
+            obs = _usual(model.normaliser, space, obs, rng)
         if ACTION_MASK in spec.observations:
             mask = _random_mask(groups, rng)
         if mask is not None and not spec.spaces.mask_in_info:
@@ -379,6 +386,26 @@ def _drawable(space: gym.Space[Any]) -> gym.Space[Any]:
         for bound in (space.low, space.high)
     )
     return spaces.Box(low, high, space.shape, space.dtype.type)
+
+
+def _usual(
+    normaliser: ObservationNormaliser | None,
+    space: gym.Space[Any],
+    obs: Any,
+    rng: np.random.Generator,
+) -> Any:
+    """Return the observation ``obs`` of ``space`` with each vector of floats that is normalised
+    drawn from a normal distribution with the statistics' mean and deviation, within its bounds."""
+    found = flatten(space, obs, OBSERVATION)
+    for name, box in leaves(space, OBSERVATION):
+        if normaliser is None or not isinstance(box, spaces.Box) or name not in normaliser:
+            continue
+        leaf = normaliser.leaf(name)
+        if np.issubdtype(box.dtype, np.floating) and leaf.mean.shape == box.shape:
+            mean, scale = leaf.mean.double().numpy(), leaf.scale.double().numpy()
+            usual = mean + rng.normal(size=box.shape) / scale
+            found[name] = usual.clip(box.low, box.high).astype(box.dtype)
+    return unflatten(space, found, OBSERVATION)
 
 
 def _random_mask(groups: list[int], rng: np.random.Generator) -> Array:

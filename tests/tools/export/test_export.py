@@ -17,7 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter, env_spec
 from sampleforge.env.random_play import random_actions
 from sampleforge.models.encoders import MLP
-from sampleforge.spec import ACTION, EnvSpaces, action_specs, leaves, rescaled
+from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces, action_specs, leaves, rescaled
 from sampleforge.tools.export import write as export
 from sampleforge.tools.export.program import (
     PolicyProgram,
@@ -106,6 +106,22 @@ def test_every_core_agrees_with_every_encoder_and_action_space(
         mask_in_info=action == "MIXED_DISCRETE",
     )
     assert export_policy(policy_of(case), tmp_path / "p.onnx")["max_error"] <= PARITY
+
+
+def test_half_of_the_observations_are_as_those_that_were_trained_with() -> None:
+    """A check on others alone would compare what the normaliser clips."""
+    policy = policy_of(exports.Case(exports.FLOATS, exports.BOX))
+    normaliser = policy.model.normaliser
+    assert normaliser is not None
+    for name, space in leaves(exports.FLOATS, OBSERVATION):
+        leaf = normaliser.leaf(name)
+        leaf.count.zero_()
+        leaf.merge(leaf.moments(9000.0 + torch.randn(1000, *(space.shape or ()))))
+    inputs, _ = random_steps(policy, 200, seed=0)
+    normalised = normaliser({name: torch.from_numpy(x) for name, x in inputs.items()})
+    for column in normalised.values():
+        clipped = (column.abs() == 10.0).flatten(1).any(1)
+        assert clipped[::2].all() and not clipped[1::2].any()
 
 
 # ---- the adapters' arithmetic ----
