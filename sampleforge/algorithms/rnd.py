@@ -3,9 +3,11 @@ are new, as a part of a learner of rollouts.
 
 A network with random weights, which never change, is the target; a second one learns to predict its
 outputs from the observations of the experience. Its error is small where it has learned and large
-elsewhere, so the error at the observation that a step reached is the novelty of that step. In units
-of the standard deviation of its discounted sums, and times ``rnd_coeff``, it is added to the
-reward. The deviation is that of all experience so far, and the errors fall, so the bonus fades.
+elsewhere, so the error at the observation that a step reached is the novelty of that step; it is 0
+where the episode had the same observation before (NovelD, Zhang et al. 2021, has the same limit: a
+policy that is paid again and again for one place stays there). In units of the standard deviation
+of its discounted sums, and times ``rnd_coeff``, it is added to the reward. The deviation is that of
+all experience so far, and the errors fall, so the bonus fades.
 
 One value function learns the sum of both rewards, and the bonus ends with an episode as the reward
 does. (The paper has a second value function, whose bonus goes on after an episode.)
@@ -33,6 +35,7 @@ from sampleforge.models.encoders import Dense, activation, orthogonal_
 from sampleforge.models.normaliser import make_normaliser, normalised_leaves
 from sampleforge.ops.returns import linear_recurrence
 from sampleforge.ops.running_stats import Gather, Moments, merge, over_ranks, scalar_moments
+from sampleforge.ops.visits import first_visits
 from sampleforge.spec import ArraySpec
 
 FEATURES = 128
@@ -144,7 +147,8 @@ class NoveltyBonus:
         A step is rewarded for the observation that it led to; at the end of an episode that is the
         episode's last one. Where the environment resets itself in the same step, that one is not
         recorded, and there is no bonus. Only steps that count in the loss are learned from and are
-        part of the statistics. Does not wait for the device.
+        part of the statistics. A step to an observation that the episode had before, as far as the
+        rollout shows it, has no bonus. Does not wait for the device.
         """
         seen, known = experience, experience.step_mask
         if experience.final_value is not None:
@@ -153,7 +157,8 @@ class NoveltyBonus:
         reached = {name: leaf[1:].flatten(0, 1) for name, leaf in experience.obs.items()}
         if self._novelty.normaliser is not None:
             self._novelty.normaliser.update(reached, seen.mask.flatten(), self._gather)
-        novelty = torch.where(known, self._novelty_of(reached).view(known.shape), 0.0)
+        is_new = known & first_visits(experience.obs, experience.is_first)[1:]
+        novelty = torch.where(is_new, self._novelty_of(reached).view(known.shape), 0.0)
         bonus = self._coeff * novelty / self._novelty.unit(novelty, seen.counts, self._gather)
         mean = over_ranks(scalar_moments(bonus, experience.counts), self._gather).mean
         loss = self._learn(reached, seen, minibatches)

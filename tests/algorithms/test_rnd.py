@@ -118,6 +118,28 @@ def test_the_end_of_an_episode_is_rewarded_where_its_observation_is_known(mode: 
     assert [float(count) for count in counts] == [float(novelty.moments[0])]
 
 
+def test_an_observation_that_the_episode_had_before_is_not_paid_for_again() -> None:
+    chosen = config(rnd_coeff=COEFF)
+    (experience,) = unpaid(chosen, 1)
+    ((name, leaf),) = experience.obs.items()
+    cells = torch.randint(0, 3, leaf.shape[:2], generator=torch.Generator().manual_seed(0))
+    obs = leaf[0, 0] + cells.view(*cells.shape, *[1] * (leaf.ndim - 2))
+    _, part = part_of(chosen)
+    bonus = add(part, dataclasses.replace(experience, obs={name: obs}))[0].reward
+    paid = 0
+    for b in range(bonus.shape[1]):
+        seen: set[int] = set()
+        for t in range(len(bonus)):
+            if experience.is_first[t, b]:
+                seen = set()
+            seen.add(int(cells[t, b]))
+            if experience.mask[t, b]:  # not in the step that resets
+                is_new = int(cells[t + 1, b]) not in seen
+                assert (float(bonus[t, b]) > 0) == is_new
+                paid += is_new
+    assert 0 < paid < bonus.numel() / 2
+
+
 def test_steps_that_do_not_count_are_not_learned_from() -> None:
     chosen = config(rnd_coeff=COEFF)
     (experience,) = unpaid(chosen, 1)
