@@ -43,6 +43,7 @@ from sampleforge.topologies.config import ALGOS, AppoConfig
         ({"device": "gpu"}, "--device gpu: must be auto, cpu, cuda or cuda:N"),
         ({"resume": "must"}, "there is no --run-dir"),
         ({"lr_schedule": "linear"}, "add --train-for-env-steps or --train-for-seconds"),
+        ({"lr_schedule": "cooldown"}, "falls to zero at the stop condition, and there is none"),
         ({"anneal": {"clip_ratio": "linear"}}, "--anneal clip_ratio=linear: a schedule ends at"),
         ({"anneal": {"gamma": "cosin:0.9:1"}}, "unknown schedule cosin. Did you mean cosine?"),
         ({"anneal": {"gamma": "linear:0.9"}}, "must be linear or linear:FIRST:LAST"),

@@ -11,8 +11,11 @@ from typing import Any
 
 from sampleforge.config import ConfigError, nearest, typed
 
+COOLDOWN = 0.25
+"""The last part of the training, in which cooldown falls."""
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
+    "cooldown": lambda progress: min(1.0, (1.0 - progress) / COOLDOWN),
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
     "constant": lambda progress: 1.0,
 }
@@ -126,11 +129,19 @@ def annealings(config: Any) -> dict[str, Annealing]:
     texts = getattr(config, "anneal", {})  # without the settings of a run there are none
     found = {name: Annealing(name, text) for name, text in texts.items()}
     lr_schedule = getattr(config, "lr_schedule", None)
-    if lr_schedule == "linear":
-        found.setdefault("learning_rate", Annealing("learning_rate", "linear"))
+    if lr_schedule in SHAPES and lr_schedule != "constant":
+        found.setdefault("learning_rate", Annealing("learning_rate", lr_schedule))
     elif lr_schedule == "kl_adaptive":
         check_learning_rate(config)
     return found
+
+
+def usual_lr_schedule(config: Any, falling: str) -> str:
+    """Return the schedule of the learning rate where none is given: ``falling``, but constant in a
+    run whose end is not known, in a population, and in one that replays what a population found."""
+    is_found = getattr(config, "pbt", False) or getattr(config, "schedule", None) is not None
+    falls = config.has_end and not is_found and "learning_rate" not in config.anneal
+    return falling if falls else "constant"
 
 
 def check_learning_rate(config: Any) -> None:

@@ -25,9 +25,10 @@ class LearnerConfig(Checked):
     learning_rate: float | None = None
     """Step size of Adam (default: 5e-4, for grids that are not pixels 1e-3; with --async-rl
     3e-4, for images 5e-4; with ddppo and a recurrent core 2.5e-4 for images; with pqn 5e-4)."""
-    lr_schedule: Literal["constant", "linear", "kl_adaptive"] | None = None
-    """linear: falls to zero at the stop condition; kl_adaptive: holds the KL near
-    --lr-target-kl (default: constant; with pqn linear, if there is a stop condition)."""
+    lr_schedule: Literal["constant", "linear", "cooldown", "kl_adaptive"] | None = None
+    """linear: falls to zero at the stop condition; cooldown: in the last quarter before it;
+    kl_adaptive: holds the KL near --lr-target-kl (default: constant; if there is a stop condition
+    and no population, for Box actions cooldown, with pqn linear)."""
     lr_target_kl: float = 0.008
     """With --lr-schedule kl_adaptive: the KL between the policies before and after the update of a
     batch to aim at, in nats."""
@@ -105,8 +106,8 @@ class CriticsConfig(ReplayConfig):
     """The policy is updated in one of so many gradient steps (td3: its targets as well)."""
     learning_rate: float = 3e-4
     """Step size of Adam, of the policy and of the critics."""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the stop condition."""
+    lr_schedule: Literal["constant", "linear", "cooldown"] = "constant"
+    """linear: falls to zero at the stop condition; cooldown: in the last quarter before it."""
     adam_eps: float = 1e-8
     """Added to the denominator of Adam's step, above 0."""
     max_grad_norm: float = 0.0

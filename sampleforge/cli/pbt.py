@@ -110,6 +110,8 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     from sampleforge.tools.pbt.settings import PopulationSettings
 
     check_own(config)
+    if getattr(config, "lr_schedule", "constant") is None:  # see usual_lr_schedule
+        config = dataclasses.replace(config, lr_schedule="constant")  # type: ignore[arg-type]
     ids = [str(index) for index in range(flags.population)]
     shaping = offered_shaping(flags, config, here=flags.launcher == "local")
     rules = rules_of(config, flags, ids, shaping, np.random.default_rng(0))

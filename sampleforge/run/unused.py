@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampleforge.algorithms.annealing import CHECKED_AT, annealings
+from sampleforge.algorithms.annealing import CHECKED_AT, SHAPES, annealings
 from sampleforge.config import typed
 from sampleforge.models.policy_head import draws_itself
 from sampleforge.run.folder.stored_config import flat_fields
@@ -272,7 +272,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "lr_schedule",
-        lambda run: run.config.benchmark and run.config.lr_schedule == "linear",
+        lambda run: run.config.benchmark and run.config.lr_schedule in SHAPES,
         ENDLESS,
     ),
     (

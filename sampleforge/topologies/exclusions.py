@@ -144,6 +144,7 @@ EXCLUSIONS = (
 
 UNTIL_THE_END = (
     UntilTheEnd("lr_schedule", "linear", "the learning rate falls to zero at", "use constant"),
+    UntilTheEnd("lr_schedule", "cooldown", "the learning rate falls to zero at", "use constant"),
     UntilTheEnd("anneal", GIVEN, "a schedule ends at", "leave it out"),
     UntilTheEnd("priority_beta_final", GIVEN, "beta moves to it until", "leave it out"),
 )

@@ -27,6 +27,13 @@ def no_number(progress: float) -> float:
     return math.nan
 
 
+def test_a_cooldown_falls_in_the_last_quarter() -> None:
+    schedule = Annealing("learning_rate", "cooldown")
+    found = [schedule(p, 2.0) for p in (0.0, 0.5, 0.75, 0.875, 1.0)]
+    assert found == pytest.approx([2.0, 2.0, 2.0, 1.0, 0.0])
+    assert Annealing("gamma", "cooldown:5:1")(0.875, 2.0) == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [

@@ -124,6 +124,10 @@ def told(config: AnyConfig) -> list[str]:
         (AppoConfig(**CARTPOLE, benchmark=True, train_for_env_steps=9), []),
         (AppoConfig(**CARTPOLE, benchmark=True, report_interval=1.0), ["--report-interval 1.0"]),
         (AppoConfig(**CARTPOLE, benchmark=True, lr_schedule="linear"), ["--lr-schedule linear"]),
+        (
+            AppoConfig(**CARTPOLE, benchmark=True, lr_schedule="cooldown"),
+            ["--lr-schedule cooldown"],
+        ),
         (AppoConfig(**CARTPOLE, benchmark=True, lr_schedule="kl_adaptive"), []),
         (
             annealed(

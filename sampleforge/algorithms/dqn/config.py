@@ -31,8 +31,8 @@ class DqnConfig(QHeadsConfig, ReplayConfig):
     learning_rate: float | None = None
     """Step size of the optimiser (default: 6.25e-5 for images, with a recurrent core 1e-4; else
     5e-4)."""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the stop condition."""
+    lr_schedule: Literal["constant", "linear", "cooldown"] = "constant"
+    """linear: falls to zero at the stop condition; cooldown: in the last quarter before it."""
     optimiser_eps: float | None = None
     """Added to the denominator of the step (default: for images 3.9e-4 with rmsprop, 1.5e-4 with
     adam, 1e-3 with a recurrent core; else 1e-6)."""

@@ -25,8 +25,8 @@ class ImitationConfig(StoredConfig):
     """Weight of the value loss, at least 0. Behaviour cloning learns no value function."""
     learning_rate: float | None = None
     """Step size of Adam (default: 3e-4 for images, else 1e-3)."""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the stop condition."""
+    lr_schedule: Literal["constant", "linear", "cooldown"] = "constant"
+    """linear: falls to zero at the stop condition; cooldown: in the last quarter before it."""
     adam_eps: float = 1e-5
     """Added to the denominator of Adam's step, above 0."""
     max_grad_norm: float = 10.0

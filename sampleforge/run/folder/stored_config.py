@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 
@@ -432,9 +432,12 @@ def change_of_ranks(before: Any, now: Any) -> list[str]:
 
 def adopt(stored: C, left_open: Mapping[str, Any], config: C) -> C:
     """Return ``config`` with the ``stored`` value of every field that affects what is learned,
-    unless it is changed. Fields that name code are equal in both, and taken from ``config``."""
+    unless it is changed. Fields that name code are equal in both, and taken from ``config``. A
+    learning rate that by default fell until the end is constant in a run without an end."""
     own = {*MAY_CHANGE, *IMPORTABLE, *changed_learning(stored, left_open, config)}
     kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
+    if "lr_schedule" in kept.keys() & left_open.keys() and not cast(Any, config).has_end:
+        kept["lr_schedule"] = "constant"
     merged = nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
 

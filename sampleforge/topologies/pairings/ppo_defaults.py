@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from sampleforge.algorithms.annealing import usual_lr_schedule
 from sampleforge.algorithms.ppo.algorithm import PPO
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout
@@ -109,7 +110,8 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     """Return ``config`` with its unset fields resolved as far as their defaults depend on the
     environment; see the head of this file."""
     settings = _settings(config, spec)
-    values = {**_values(settings, spec), "lr_schedule": "constant"}
+    falling = "cooldown" if _has_boxes(spec) else "constant"
+    values = {**_values(settings, spec), "lr_schedule": usual_lr_schedule(config, falling)}
     chosen = {name: value for name, value in values.items() if getattr(config, name) is None}
     if "rollout" in chosen and config.batch_size is not None:
         chosen["rollout"] = _part(config.batch_size, chosen["rollout"])
@@ -167,7 +169,10 @@ def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
         mode = f"Sampling and learning take turns ({kind})"
     given = [n for n, value in _values(settings, spec).items() if getattr(config, n) != value]
     epochs = "epoch" if config.num_epochs == 1 else "epochs"
-    shown = [f"{config.num_epochs} {epochs}", f"learning rate {config.learning_rate:g}"]
+    rate = f"learning rate {config.learning_rate:g}"
+    if config.lr_schedule == "cooldown":
+        rate += ", which falls to 0 in the last quarter"
+    shown = [f"{config.num_epochs} {epochs}", rate]
     if config.minibatch_size is not None:
         shown.insert(1, f"minibatches of {config.minibatch_size}")
     exceptions = f"; not the default: {', '.join(given)}" if given else ""
@@ -194,10 +199,13 @@ def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     """Return ``settings`` adapted to the kind of actions. An entropy bonus keeps a categorical
     policy from becoming deterministic when all advantages are noise, but for Box actions it lets
     the standard deviation grow. What a KL penalty holds was lost with categorical policies only."""
-    boxes = any(action.kind == "box" for action in spec.actions.values())
-    if boxes and settings is not ASYNCHRONOUS:
+    if _has_boxes(spec) and settings is not ASYNCHRONOUS:
         return {**settings, "exploration_coeff": 0.0, "kl_coeff": 0.0}
     return settings
+
+
+def _has_boxes(spec: EnvSpec) -> bool:
+    return any(action.kind == "box" for action in spec.actions.values())
 
 
 def _model(config: PpoConfig, spec: EnvSpec) -> ModelConfig:

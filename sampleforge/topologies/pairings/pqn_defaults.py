@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from sampleforge.algorithms.annealing import usual_lr_schedule
 from sampleforge.algorithms.pqn.algorithm import PQN
 from sampleforge.runtime.machine import this_machine
 from sampleforge.spec import EnvSpec
@@ -41,9 +42,7 @@ def resolve_defaults(config: PqnConfig, spec: EnvSpec) -> PqnConfig:
     steps = config.train_for_env_steps
     chosen |= {
         "async_rl": config.sampler_only or config.variable_experience,
-        "lr_schedule": "linear"
-        if config.has_end and "learning_rate" not in config.anneal
-        else "constant",
+        "lr_schedule": usual_lr_schedule(config, "linear"),
         "epsilon_env_steps": FALL if steps is None else max(1, min(LONGEST_FALL, steps // 10)),
     }
     cores = 1 if config.serial else this_machine().cores

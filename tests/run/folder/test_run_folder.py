@@ -20,7 +20,7 @@ from sampleforge.run.folder.stored_config import MAY_CHANGE
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.folder.versions import REPOSITORY, git_commit
 from sampleforge.run.reports.reporter import Reporter
-from sampleforge.topologies.config import ALGOS, AppoConfig
+from sampleforge.topologies.config import ALGOS, AppoConfig, PqnConfig
 
 FOLDERS = ("checkpoints", "scratch", "tb")
 
@@ -131,6 +131,20 @@ def test_the_same_command_resumes_with_what_was_resolved(folder):
     folder.write_config(dataclasses.replace(resumed, num_workers=2), asked)
     assert folder.check_resume(asked).used == resumed
     assert folder.check_resume(dataclasses.replace(asked, seed=11)).used.seed == 11
+
+
+@pytest.mark.parametrize("make", [AppoConfig, PqnConfig])
+def test_a_rate_that_fell_by_default_is_constant_in_a_part_without_an_end(folder, make):
+    """One that was given is refused there, as in a new run."""
+    endless, with_end = make(seed=1), make(seed=1, train_for_env_steps=1000)
+    falling = dataclasses.replace(with_end, lr_schedule="linear")
+    folder.write_config(falling, with_end)
+    longer = dataclasses.replace(with_end, train_for_env_steps=2000)
+    assert folder.check_resume(longer).used.lr_schedule == "linear"
+    assert folder.check_resume(endless).used.lr_schedule == "constant"
+    folder.write_config(falling, falling)
+    with pytest.raises(ConfigError, match="--lr-schedule linear: .* add --train-for-env-steps"):
+        folder.check_resume(endless)
 
 
 def test_changes_of_the_network_and_the_seed_are_refused_with_a_diff(folder):

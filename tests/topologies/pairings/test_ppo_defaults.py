@@ -337,6 +337,23 @@ def test_box_actions_get_no_entropy_bonus_and_no_kl_penalty() -> None:
     assert resolve_defaults(AppoConfig(exploration_coeff=0.5), spec).exploration_coeff == 0.5
 
 
+def test_the_learning_rate_of_box_actions_falls_at_the_end_of_a_run_that_has_one() -> None:
+    boxes = spec_of(AppoConfig(env="Pendulum-v1"))
+    end: dict[str, Any] = {"train_for_env_steps": 1000}
+    for make in (AppoConfig, DdppoConfig):
+        for fields, spec, schedule in (
+            (end, boxes, "cooldown"),
+            ({"train_for_seconds": 9.0}, boxes, "cooldown"),
+            (end, VECTOR, "constant"),
+            ({}, boxes, "constant"),
+            ({**end, "lr_schedule": "linear"}, boxes, "linear"),
+            ({**end, "anneal": {"learning_rate": "cosine"}}, boxes, "constant"),
+        ):
+            assert resolve_defaults(make(**fields), spec).lr_schedule == schedule
+    for fields in ({"pbt": True, "num_policies": 2}, {"schedule": "schedule.json"}):
+        assert resolve_defaults(AppoConfig(**end, **fields), boxes).lr_schedule == "constant"
+
+
 @pytest.mark.parametrize("make", [AppoConfig, DdppoConfig])
 @pytest.mark.parametrize(("shapes", "elements"), [([()], 1), ([(6,)], 6), ([(2, 4), (1,)], 9)])
 def test_the_noise_of_a_whole_action_begins_with_norm_one(
