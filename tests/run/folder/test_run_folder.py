@@ -143,7 +143,7 @@ def test_a_rate_that_fell_by_default_is_constant_in_a_part_without_an_end(folder
     assert folder.check_resume(longer).used.lr_schedule == "linear"
     assert folder.check_resume(endless).used.lr_schedule == "constant"
     folder.write_config(falling, falling)
-    with pytest.raises(ConfigError, match="--lr-schedule linear: .* add --train-for-env-steps"):
+    with pytest.raises(ConfigError, match=r"--lr-schedule linear: .* add --train-for-env-steps"):
         folder.check_resume(endless)
 
 

@@ -341,7 +341,7 @@ def test_the_learning_rate_of_box_actions_falls_at_the_end_of_a_run_that_has_one
     boxes = spec_of(AppoConfig(env="Pendulum-v1"))
     end: dict[str, Any] = {"train_for_env_steps": 1000}
     for make in (AppoConfig, DdppoConfig):
-        for fields, spec, schedule in (
+        for fields, actions, schedule in (
             (end, boxes, "cooldown"),
             ({"train_for_seconds": 9.0}, boxes, "cooldown"),
             (end, VECTOR, "constant"),
@@ -349,7 +349,7 @@ def test_the_learning_rate_of_box_actions_falls_at_the_end_of_a_run_that_has_one
             ({**end, "lr_schedule": "linear"}, boxes, "linear"),
             ({**end, "anneal": {"learning_rate": "cosine"}}, boxes, "constant"),
         ):
-            assert resolve_defaults(make(**fields), spec).lr_schedule == schedule
+            assert resolve_defaults(make(**fields), actions).lr_schedule == schedule
     for fields in ({"pbt": True, "num_policies": 2}, {"schedule": "schedule.json"}):
         assert resolve_defaults(AppoConfig(**end, **fields), boxes).lr_schedule == "constant"
 
