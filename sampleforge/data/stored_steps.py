@@ -140,7 +140,7 @@ class StoredSteps:
         mask, step = step <= last, np.minimum(step, last)
         episode = self._episode[first]
         discount = self.final_discount[step]
-        (cut,) = np.nonzero(discount[0] > 0)
+        (cut,) = np.nonzero((discount > 0).any(0))  # that of a first step may be too small
         final = self._ends[episode[cut]] + episode[cut]
         is_first = np.zeros(step.shape, np.bool_)
         is_first[0] = True

@@ -109,6 +109,11 @@ class ObservationNormaliser(nn.Module):
             leaves[name] = leaf.forward(obs[name])
         return leaves
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has counted no observation. Waits for the device."""
+        return all(float(leaf.count) == 0 for _, leaf in self._by_name)
+
     def __contains__(self, name: str) -> bool:
         """Return whether the observation leaf ``name`` is normalised."""
         return name in self._specs

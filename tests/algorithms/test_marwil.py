@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -107,6 +108,21 @@ def test_units_are_those_of_the_data() -> None:
     assert normalised.mean(0).abs().max() < 1e-4
     assert normalised.std(0, correction=0).sub(1).abs().max() < 1e-3
     assert float(made.model.value_scale) == pytest.approx(data.return_to_go.std(), rel=1e-4)
+
+
+def test_a_frozen_encoder_takes_its_units_from_the_data_unless_it_has_some() -> None:
+    """A new one that is held at first would see the data unnormalised for ever."""
+    made = MarwilLearner(actor_critic(), config(), LearnerPlace(torch.device("cpu")))
+    normaliser = made.model.normaliser
+    assert normaliser is not None
+    made.hold(("encoder",), 1000)
+    made.fit_units(mixture(recorded([30, 40]), rows=16))
+    first = copy.deepcopy(normaliser.state_dict())
+    leaf = normaliser.leaf("obs")
+    assert float(leaf.count) == 72 and normaliser.is_frozen
+    made.fit_units(mixture(recorded([50]), rows=16))
+    for name, tensor in normaliser.state_dict().items():
+        assert torch.equal(tensor, first[name])
 
 
 def test_better_actions_become_more_likely_than_by_cloning() -> None:

@@ -43,6 +43,14 @@ def test_a_pass_gives_every_step_once_with_what_belongs_to_it(length: int) -> No
             assert batch.final_obs["obs"][place].numpy() == pytest.approx(last)
 
 
+def test_a_truncated_row_has_its_last_value_though_the_first_discount_is_too_small() -> None:
+    """0.5 ** 200 is 0 in float32, and the last step's discount is 0.5."""
+    episodes = recorded([200], truncated=(0,))
+    *_, columns = StoredSteps(episodes, RewardRule(0.5), length=200).rows(np.array([0]))
+    assert columns["final_discount"][0, 0] == 0.0 and columns["final_discount"][-1, 0] == 0.5
+    assert columns["final_rows"].tolist() == [0]
+
+
 def test_passes_are_permutations_and_a_resumed_run_continues_them() -> None:
     data = mixture(recorded(LENGTHS), rows=5)
     seen = [tuple(map(int, o)) for n in range(17) for o in data.batch(n).obs["obs"][0, :, :2]]

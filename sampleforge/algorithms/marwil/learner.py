@@ -112,9 +112,13 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
     @torch.no_grad()
     def fit_units(self, data: Mixture) -> None:
         """Set the units in which the model sees the data: the mean and standard deviation of the
-        observations, and the standard deviation of the returns. They stay as they are. Raises
-        ConfigError if a policy head of the user's own has no log-probability for an action."""
-        if self.model.normaliser is not None:
+        observations, and the standard deviation of the returns. They stay as they are. A frozen
+        encoder keeps its statistics if it has some. Raises ConfigError if a policy head of the
+        user's own has no log-probability for an action."""
+        normaliser = self.model.normaliser
+        if normaliser is not None:
+            is_frozen = normaliser.is_frozen
+            normaliser.is_frozen = is_frozen and not normaliser.is_new
             for part in data.parts:
                 count = len(next(iter(part.observations.values())))
                 for start in range(0, count, CHUNK):
@@ -122,7 +126,8 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
                         name: torch.from_numpy(leaf[start : start + CHUNK]).to(self._device)
                         for name, leaf in part.observations.items()
                     }
-                    self.model.normaliser.update(chunk)
+                    normaliser.update(chunk)
+            normaliser.is_frozen = is_frozen
         self._check_head(data)
         returns = torch.cat([torch.from_numpy(part.return_to_go) for part in data.parts]).double()
         size = spread(returns.mean(), returns.var(correction=0))

@@ -127,6 +127,7 @@ def _forgotten(copies: int) -> dict[str, Any]:
         "lengths": [],
         "of_run": [],
         "of_type": {},
+        "custom_metrics": {},
         "exploring": {},
         "evaluation": {},
     }

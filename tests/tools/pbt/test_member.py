@@ -47,7 +47,13 @@ def checkpoint(value: float, **learner: Any) -> Checkpoint:
             "limiter": value,
             **learner,
         },
-        "statistics": {"episodes": 7, "returns": [value] * 5, "lengths": [1] * 5, "updates": 1},
+        "statistics": {
+            "episodes": 7,
+            "returns": [value] * 5,
+            "lengths": [1] * 5,
+            "updates": 1,
+            "custom_metrics": {"env_success": [value] * 5},
+        },
         **{"return_mean": value, "eval_return_mean": value, "eval_env_steps": 3, "replay": None},
     }
     return Checkpoint(tensors, state)
@@ -85,6 +91,7 @@ def test_a_copy_has_no_episodes_of_the_donor_or_of_before() -> None:
     assert result is not None
     statistics = result.state["statistics"]
     assert statistics["returns"] == [] and statistics["lengths"] == []
+    assert statistics["custom_metrics"] == {}, "they are those of the weights before"
     assert statistics["episodes"] == 7 and result.state["eval_return_mean"] is None
     assert statistics["return_best"] is None
     assert statistics["copies"] == result.state["copies"] == 1, "earlier checkpoints rank below"
