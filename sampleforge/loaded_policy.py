@@ -20,6 +20,7 @@ from gymnasium import spaces
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
+from sampleforge.env.bounds import Bounds
 from sampleforge.env.probe import probe
 from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.actor_critic import ActorCritic
@@ -48,13 +49,18 @@ class LoadedPolicy:
     """A policy that acts on observations of its environment, one or a batch of them.
 
     ``model``: the network with its weights, on the CPU. ``spec``: the spec of the environment, with
-    its spaces.
+    its spaces. ``clip_observations``: cut numbers that are beyond the bounds of their Box off, as
+    the training did.
     """
 
-    def __init__(self, model: ActorCritic | QNetwork, spec: EnvSpec) -> None:
+    def __init__(
+        self, model: ActorCritic | QNetwork, spec: EnvSpec, *, clip_observations: bool = False
+    ) -> None:
         assert spec.spaces is not None
         self.model = model
         self.spec = spec
+        self.clip_observations = clip_observations
+        self._bounds = Bounds(spec.spaces.observation, spec.env_id)
         self._policy = FrozenPolicy(model)
         self._space = spec.spaces.observation
         self._mask_in_info = spec.spaces.mask_in_info
@@ -165,6 +171,8 @@ class LoadedPolicy:
             )
         if self._observations.has_mask:
             self._observations.check_masks(out[ACTION_MASK], np.zeros(count, np.bool_))
+        if self.clip_observations:
+            self._bounds.cut(out)
         return out
 
     def _declared(self, obs: Any) -> tuple[dict[str, Array], int | None]:
@@ -269,7 +277,7 @@ def load_policy_and_state(
     if imports_code(config, used):
         make_cwd_importable()
     model, spec, state = load_model(folder, config, which, policy)
-    return LoadedPolicy(model, spec), state
+    return LoadedPolicy(model, spec, clip_observations=config.clip_observations), state
 
 
 def _agent_group(config: AnyConfig, policy: str | None, spec: EnvSpec) -> int:

@@ -54,9 +54,10 @@ class NewestPolicies:
 
     def copy(self, group: PolicyGroup) -> LoadedPolicy:
         """Return the policy of a group with a copy of its newest weights."""
-        model = self._session.run_plan.new_model(group.id)
+        plan = self._session.run_plan
+        model, spec = plan.new_model(group.id), plan.agents_of(group.id).spec
         group.weights.read(model.state_dict())
-        return LoadedPolicy(model, self._session.run_plan.agents_of(group.id).spec)
+        return LoadedPolicy(model, spec, clip_observations=plan.config.clip_observations)
 
     def newest(self, group: PolicyGroup) -> LoadedPolicy:
         """Return the policy of a group with its newest weights: the same object each time, whose

@@ -270,6 +270,25 @@ def test_a_folder_without_spec_json_is_probed_and_said_so(
     assert "has no spec.json" in said and "is constructed once to read its spaces" in said
 
 
+def test_the_policy_of_a_run_that_cuts_observations_off_does_so(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    train(
+        sf.AppoConfig(
+            env="CartPole-v1",
+            clip_observations=True,
+            train_for_env_steps=256,
+            num_workers=1,
+            num_envs_per_worker=2,
+            rollout=16,
+            run_dir=run,
+            quiet=True,
+        )
+    )
+    policy = load_policy(run)
+    far, bound = np.array([9.0, 0.0, 0.0, 0.0], np.float32), np.float32(4.8)
+    assert policy.as_rows(far)["obs"].tolist() == [[bound, 0.0, 0.0, 0.0]]
+
+
 # ---- what it refuses ----
 
 

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from sampleforge.env.adapter import action_offsets, box_units, mask_groups, offset
 from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.models.cnn import ImageTower
-from sampleforge.models.normaliser import ObservationNormaliser
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.distributions import MAX_LOG_STD, MIN_LOG_STD
 from sampleforge.run.onnx_policy import NEXT_STATE, STATE, column_name
@@ -84,7 +83,10 @@ class PolicyProgram(nn.Module):
                 module.in_pieces = False
         self._mask_in_info = spec.spaces.mask_in_info
         self._observations = {
-            name: (column_name(name, OBSERVATION), to_slots(space, spec.observations[name]))
+            name: (
+                column_name(name, OBSERVATION),
+                to_slots(space, spec.observations[name], clip=policy.clip_observations),
+            )
             for name, space in leaves(spec.spaces.observation, OBSERVATION)
         }
         dtypes = {name: np.dtype(leaf.dtype) for name, leaf in leaves(spec.spaces.action, ACTION)}
@@ -180,10 +182,14 @@ def _outputs(policy: LoadedPolicy) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def to_slots(space: gym.Space[Any], spec: ArraySpec) -> Convert:
+def to_slots(space: gym.Space[Any], spec: ArraySpec, *, clip: bool = False) -> Convert:
     """Return the function that turns an observation leaf as the environment gives it into what the
-    slots hold, like `sampleforge.env.adapter.ObservationAdapter`."""
+    slots hold, like `sampleforge.env.adapter.ObservationAdapter`. ``clip``: numbers beyond the
+    bounds of a Box are cut off."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
+    if clip and isinstance(space, spaces.Box):
+        low, high = (torch.as_tensor(bound).to(dtype) for bound in (space.low, space.high))
+        return lambda x: torch.minimum(torch.maximum(x.to(dtype), low), high)
     start = offset(space)
     if start is None:
         return lambda x: x.to(dtype)
@@ -257,7 +263,7 @@ def random_steps(policy: LoadedPolicy, count: int, seed: int) -> tuple[Columns, 
     for number in range(count):
         obs, mask = space.sample(), None
         if number % 2:
-            obs = _usual(model.normaliser, space, obs, rng)
+            obs = _usual(policy, space, obs, rng)
         if ACTION_MASK in spec.observations:
             mask = _random_mask(groups, rng)
         if mask is not None and not spec.spaces.mask_in_info:
@@ -388,14 +394,11 @@ def _drawable(space: gym.Space[Any]) -> gym.Space[Any]:
     return spaces.Box(low, high, space.shape, space.dtype.type)
 
 
-def _usual(
-    normaliser: ObservationNormaliser | None,
-    space: gym.Space[Any],
-    obs: Any,
-    rng: np.random.Generator,
-) -> Any:
+def _usual(policy: LoadedPolicy, space: gym.Space[Any], obs: Any, rng: np.random.Generator) -> Any:
     """Return the observation ``obs`` of ``space`` with each vector of floats that is normalised
-    drawn from a normal distribution with the statistics' mean and deviation, within its bounds."""
+    drawn from a normal distribution with the statistics' mean and deviation; within its bounds,
+    unless the policy cuts off what is beyond."""
+    normaliser = policy.model.normaliser
     found = flatten(space, obs, OBSERVATION)
     for name, box in leaves(space, OBSERVATION):
         if normaliser is None or not isinstance(box, spaces.Box) or name not in normaliser:
@@ -404,7 +407,9 @@ def _usual(
         if np.issubdtype(box.dtype, np.floating) and leaf.mean.shape == box.shape:
             mean, scale = leaf.mean.double().numpy(), leaf.scale.double().numpy()
             usual = mean + rng.normal(size=box.shape) / scale
-            found[name] = usual.clip(box.low, box.high).astype(box.dtype)
+            if not policy.clip_observations:
+                usual = usual.clip(box.low, box.high)
+            found[name] = usual.astype(box.dtype)
     return unflatten(space, found, OBSERVATION)
 
 

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter, env_spec
 from sampleforge.env.random_play import random_actions
+from sampleforge.loaded_policy import LoadedPolicy
 from sampleforge.models.encoders import MLP
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces, action_specs, leaves, rescaled
 from sampleforge.tools.export import write as export
@@ -122,6 +123,29 @@ def test_half_of_the_observations_are_as_those_that_were_trained_with() -> None:
     for column in normalised.values():
         clipped = (column.abs() == 10.0).flatten(1).any(1)
         assert clipped[::2].all() and not clipped[1::2].any()
+
+
+def test_observations_beyond_their_bounds_are_cut_off_as_in_the_training() -> None:
+    case = exports.Case(spaces.Box(-1.0, 1.0, (4,), np.float64), exports.BOX)
+    plain = policy_of(case)
+    policy = LoadedPolicy(plain.model, plain.spec, clip_observations=True)
+    far = np.array([[5.0, -6.0, 0.5, 1.0]])
+    near = far.clip(-1.0, 1.0)
+    assert not np.allclose(plain.act(far[0])[0], plain.act(near[0])[0], atol=1e-3)
+    assert np.array_equal(policy.act(far[0])[0], plain.act(near[0])[0])
+    cut, whole = (
+        PolicyProgram(policy)({"obs": torch.from_numpy(x)})["action"].numpy() for x in (far, near)
+    )
+    assert np.array_equal(cut, whole)
+    inputs, _ = random_steps(policy, 20, seed=0)
+    assert (np.abs(inputs["obs"]) > 1.0).any(), "the check of an export sees it"
+    assert max_error(policy, lambda x: outputs_of(policy, x)) <= PARITY
+
+
+def outputs_of(policy: LoadedPolicy, inputs: dict[str, Any]) -> dict[str, Any]:
+    with torch.inference_mode():
+        given = {name: torch.from_numpy(column) for name, column in inputs.items()}
+        return {name: x.numpy() for name, x in PolicyProgram(policy)(given).items()}
 
 
 # ---- the adapters' arithmetic ----
