@@ -21,8 +21,8 @@ class RecordConfig(Checked):
     record_max_gb: float = 20.0
     """Gigabytes after which recording ends; training goes on."""
     record_segment_mb: float = 128.0
-    """Megabytes after which a segment of the dataset is closed, and at the latest after a minute: a
-    killed run loses the open segment and the unfinished episodes."""
+    """Megabytes after which a segment of the dataset, which is in memory, is written, and at the
+    latest after a minute: a killed run loses the open segment and the unfinished episodes."""
     record_compression: Literal["none", "lzf", "gzip"] = "none"
     """Compression of the recorded observations: it takes time of a core. If the recorder is not
     fast enough, rollouts are left out and counted."""

@@ -3,12 +3,16 @@
     DIR/data/metadata.json        Minari's metadata
     DIR/data/main_data.hdf5       one link per episode, into the segments
     DIR/data/part-000000.hdf5     closed segments
-    DIR/data/.part-000001.hdf5.tmp    the segment that is being written
+    DIR/data/.part-000001.hdf5.tmp    the segment that is being closed
 
-A segment is written under a temporary name, synced and renamed; then copies of the index and of
-the metadata with its episodes replace the old ones. So the dataset can be opened at any time, also
-after the process was killed, and holds the episodes of all closed segments. Arrays are stored as
-they are: no JPEG, for which Minari's default would take images.
+The open segment is in memory. To close it, it is written under a temporary name, synced and
+renamed; then copies of the index and of the metadata with its episodes replace the old ones. So the
+dataset can be opened at any time, also after the process was killed, and holds the episodes of all
+closed segments. Arrays are stored as they are: no JPEG, for which Minari's default would take
+images.
+
+HDF5 itself writes no file: what it cannot write it can neither drop nor close, so that on a full
+disk every later call fails, also those that free its objects, until one crashes.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -255,8 +258,8 @@ class DatasetWriter:
         name = f"episode_{number}"
         try:
             self._write(name, number, episode)
-        except RuntimeError as error:  # h5py's, for a full disk
-            raise OSError(str(error)) from error
+        except _H5_ERRORS as error:
+            raise OSError(f"HDF5: {error}") from error
         self._in_segment.append((name, len(episode)))
         self._segment_nbytes += episode.nbytes
         if self._segment_nbytes >= self._form.segment_bytes:
@@ -269,12 +272,8 @@ class DatasetWriter:
             if (self.dropped, self.goes_on) != self._told:
                 self._write_metadata()
             return
-        try:
-            self._file.close()
-        except RuntimeError as error:
-            raise OSError(str(error)) from error
-        finally:
-            self._file = None
+        file, self._file = self._file, None
+        _write_out(file, self._temporary)
         part = self._data / f"part-{self._next_part:06d}.hdf5"
         size = self._temporary.stat().st_size
         _sync_and_rename(self._temporary, part)
@@ -298,7 +297,7 @@ class DatasetWriter:
 
     def abandon(self) -> None:
         """Drop the open segment, after an error."""
-        with suppress(RuntimeError, OSError):
+        with suppress(OSError, *_H5_ERRORS):
             if self._file is not None:
                 self._file.close()
         self._file = None
@@ -309,13 +308,11 @@ class DatasetWriter:
     def _open(self) -> None:
         """Continue the dataset in the folder, or begin one. A segment that an earlier writer has
         closed and not linked is linked; one that it left open is removed."""
-        h5py = _h5py()
         for left in self._data.glob(".*.tmp"):
             left.unlink()
         index = self._data / fields.MAIN_FILE
         if not index.exists():
-            with h5py.File(index, "w", **_FORMAT):
-                pass
+            _write_out(_in_memory(index, "w"), index)
         parts = _parts(self._data)
         self._next_part = 0
         if parts:
@@ -341,18 +338,17 @@ class DatasetWriter:
         return self._data / f".part-{self._next_part:06d}.hdf5.tmp"
 
     def _open_segment(self) -> None:
-        h5py = _h5py()
-        self._file = h5py.File(self._temporary, "w", **_FORMAT)
+        self._file = _in_memory(self._temporary, "w")
         self._segment_nbytes, self._began = 0, monotonic()
 
     def _link(self, part: Path, names: list[str]) -> None:
         """Add links to episodes of a segment to the index."""
         h5py = _h5py()
         index, copy = self._data / fields.MAIN_FILE, self._data / f".{fields.MAIN_FILE}.tmp"
-        shutil.copyfile(index, copy)
-        with h5py.File(copy, "a", **_FORMAT) as file:
-            for name in names:
-                file[name] = h5py.ExternalLink(part.name, f"/{name}")
+        file = _in_memory(index, "r+")
+        for name in names:
+            file[name] = h5py.ExternalLink(part.name, f"/{name}")
+        _write_out(file, copy)
         _sync_and_rename(copy, index)
 
     def _write_metadata(self) -> None:
@@ -465,6 +461,27 @@ class DatasetWriter:
 
 _FORMAT = {"libver": ("v110", "v110")}
 """Of HDF5: faster groups and links than those of its first version."""
+
+
+_H5_ERRORS = (RuntimeError, ValueError)
+"""What h5py raises for errors of HDF5, beside OSError."""
+
+
+def _in_memory(path: Path, mode: Literal["w", "r+"]) -> Any:
+    """Open a new HDF5 file ("w"), or the one at ``path`` ("r+"), in memory: what changes is not
+    written to ``path``."""
+    return _h5py().File(path, mode, driver="core", backing_store=False, **_FORMAT)
+
+
+def _write_out(file: Any, path: Path) -> None:
+    """Close an HDF5 file that is in memory, and write it to ``path``. Raises OSError."""
+    try:
+        with file:
+            file.flush()
+            image = file.id.get_file_image()
+    except _H5_ERRORS as error:
+        raise OSError(f"HDF5: {error}") from error
+    path.write_bytes(image)
 
 
 def frame_space(spec: EnvSpec, space: gym.Space[Any]) -> gym.Space[Any]:

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,6 +27,7 @@ from sampleforge.runtime import folder_lock
 from sampleforge.workers import recorder
 from sampleforge.workers.actor import END_RECORDING
 from sampleforge.workers.episode_player import EpisodePlayer
+from tests.support.full_disk import full_disk
 from tests.support.graphs import running
 from tests.support.offline import PLAYED, SEEN, record, stored, wired
 from tests.support.recorded_spec import SPEC
@@ -189,6 +191,32 @@ def test_recording_ends_and_training_goes_on(
         check_code(episode)
     going_on = [episode for episode in kept if not episode.ends]
     assert bool(going_on) == (why == "size"), "so that it is seen what is missing"
+
+
+@pytest.mark.long
+def test_a_disk_that_becomes_full_within_a_segment_ends_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HDF5 itself must not meet it: it could neither drop what it holds nor close its file."""
+    folder = tmp_path / "data"
+    closed = folder / "data" / "part-000000.hdf5"
+    with ExitStack() as filled:
+
+        def fill(self: DatasetWriter, episode: Any, add: Any = DatasetWriter.add) -> None:
+            if closed.exists() and not self.in_segment:
+                filled.enter_context(full_disk(closed.stat().st_size // 2))
+            add(self, episode)
+
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            patch.setattr(DatasetWriter, "add", fill)
+            graph, _ = record(config(folder, serial=True, record_segment_mb=0.04), 1500)
+    assert graph.recording is not None and graph.recording.queue.ended
+    assert "training goes on: the dataset cannot be written: [Errno 27] File too" in caplog.text
+    kept = list(open_dataset(folder).episodes())
+    assert 0 < sum(map(len, kept)) < 1200 < 1500 <= graph.total("env_steps")
+    for episode in kept:
+        check_code(episode)
+    assert not list((folder / "data").glob(".*.tmp"))
 
 
 @pytest.mark.long
