@@ -303,12 +303,21 @@ class _EpisodeReader:
         """Return a stored episode; ``about``: its attributes."""
         infos = episode.get("infos") or {}
         steps = len(episode["rewards"])
+        terminations, truncations = (
+            _cast(name, np.asarray(episode[name]), np.bool_)
+            for name in ("terminations", "truncations")
+        )
         read = StoredEpisode(
-            self._observations(episode["observations"], infos, begins=_begins(about)),
+            self._observations(
+                episode["observations"],
+                infos,
+                begins=_begins(about),
+                terminated=bool(terminations[-1:].any()),
+            ),
             self._actions(episode["actions"], infos),
-            np.asarray(episode["rewards"], np.float32),
-            np.asarray(episode["terminations"], np.bool_),
-            np.asarray(episode["truncations"], np.bool_),
+            _cast("rewards", np.asarray(episode["rewards"]), np.float32),
+            terminations,
+            truncations,
             _begins(about),
             self._info(infos, fields.LOG_PROB, np.float32, steps, units=True),
             self._info(infos, fields.VERSION, np.int64, steps),
@@ -318,9 +327,6 @@ class _EpisodeReader:
             _number(about),
             _span(about),
         )
-        if steps and read.terminations[-1]:
-            for name, leaf in read.observations.items():
-                read.observations[name] = _with_finite_end(leaf)
         for kind, columns in (("observation", read.observations), ("action", read.actions)):
             _check_finite(**{f"{kind} leaf {name!r}": leaf for name, leaf in columns.items()})
         _check_finite(rewards=read.rewards, log_prob=read.log_probs)
@@ -352,7 +358,7 @@ class _EpisodeReader:
         return array
 
     def _observations(
-        self, given: Any, infos: Mapping[str, Any], *, begins: bool
+        self, given: Any, infos: Mapping[str, Any], *, begins: bool, terminated: bool
     ) -> dict[str, Array]:
         read = {}
         for name, value in flatten(self._observation_space, given, OBSERVATION).items():
@@ -363,15 +369,22 @@ class _EpisodeReader:
                 column = stacked(column, spec, None if begins else before)
             if column.shape[1:] != spec.shape:
                 raise ValueError(f"observation leaf {name!r} has the shape {column.shape[1:]}")
-            read[name] = column.astype(spec.dtype, copy=False)
+            if terminated:
+                column = _with_finite_end(column, spec.dtype)
+            read[name] = _cast(f"observation leaf {name!r}", column, spec.dtype)
         if ACTION_MASK in self._found.observations and ACTION_MASK not in read:
-            read[ACTION_MASK] = np.asarray(infos[fields.MASK], np.bool_)
+            mask = np.asarray(infos[fields.MASK])
+            read[ACTION_MASK] = _cast(f"observation leaf {ACTION_MASK!r}", mask, np.bool_)
         return read
 
     def _actions(self, given: Any, infos: Mapping[str, Any]) -> dict[str, Array]:
         drawn = infos.get(fields.POLICY_ACTION, {}) if self._same_units else {}
         return {
-            name: np.asarray(drawn[name] if name in drawn else _from_env(spec, np.asarray(value)))
+            name: _cast(
+                f"action leaf {name!r}",
+                np.asarray(drawn[name] if name in drawn else _from_env(spec, np.asarray(value))),
+                spec.dtype,
+            )
             for name, value in flatten(self._action_space, given, ACTION).items()
             for spec in (self._wanted.actions[name],)
         }
@@ -398,13 +411,34 @@ def _span(about: Mapping[str, Any]) -> tuple[int, int] | None:
     return int(began), int(until)
 
 
-def _with_finite_end(leaf: Array) -> Array:
+def _with_finite_end(leaf: Array, dtype: npt.DTypeLike) -> Array:
     """Return an observation leaf [T+1, ...] of an episode that terminated, with 0 for numbers of
-    its last observation that are not finite: nothing is bootstrapped from it."""
-    if leaf.dtype.kind != "f" or np.isfinite(leaf[-1]).all():
+    its last observation that are not finite as ``dtype``: nothing is bootstrapped from it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(leaf[-1:].astype(dtype))
+    if leaf.dtype.kind != "f" or finite.all():
         return leaf
-    last = np.where(np.isfinite(leaf[-1:]), leaf[-1:], 0).astype(leaf.dtype)
-    return np.concatenate((leaf[:-1], last))
+    return np.concatenate((leaf[:-1], np.where(finite, leaf[-1:], 0).astype(leaf.dtype)))
+
+
+def _cast(name: str, column: Array, dtype: npt.DTypeLike) -> Array:
+    """Return a column [T, ...] as ``dtype``. Raises ValueError for a value that this would make
+    another one, but for the rounding of floats."""
+    dtype = np.dtype(dtype)
+    if np.can_cast(column.dtype, dtype):
+        return column.astype(dtype, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = column.astype(dtype)
+        changed = np.isfinite(column) & ~np.isfinite(cast) if dtype.kind == "f" else cast != column
+    if changed.any():
+        step, *at = np.argwhere(changed)[0].tolist()
+        where = f" at {at}" if at else ""
+        wanted = {"f": f"a number that {dtype} can hold", "b": "0 or 1"}
+        raise ValueError(
+            f"{name} is {column[(step, *at)]}{where} in step {step}, but must be "
+            f"{wanted.get(dtype.kind, f'a whole number of {dtype}')}; correct the data"
+        )
+    return cast
 
 
 def _check_finite(**columns: Array | None) -> None:
@@ -446,16 +480,14 @@ def stacked(frames: Array, leaf: ArraySpec, before: Array | None) -> Array:
 
 
 def _from_env(spec: ActionSpec, actions: Array) -> Array:
-    """Return the environment's actions [T, ...] of one leaf in the form of the slots."""
+    """Return the environment's actions [T, ...] of one leaf in the units of the slots."""
     if spec.kind != "box":
-        shifted = actions - action_offsets(spec) if np.any(spec.start) else actions
-        return shifted.astype(spec.dtype, copy=False)
+        return actions - action_offsets(spec) if np.any(spec.start) else actions
     _, _, half, centre = box_units(spec)
     if half is None or centre is None:
-        return actions.astype(spec.dtype, copy=False)
+        return actions
     away = actions.astype(np.float64) - centre
-    found = np.divide(away, half, out=np.zeros_like(away), where=half != 0)  # 0 where it is fixed
-    return found.astype(spec.dtype)
+    return np.divide(away, half, out=np.zeros_like(away), where=half != 0)  # 0 where it is fixed
 
 
 _PER_STEP = (

@@ -205,7 +205,12 @@ class Hdf5Episodes:
 
     def _episode(self, files: Hdf5Files, group: Any) -> dict[str, Any]:
         shape: tuple[int, ...] = files.stored(group, "rewards").shape or ()
-        if len(shape) != 1 or shape[0] > self._most_steps:
+        if len(shape) != 1:
+            raise ValueError(
+                f"rewards declares the shape {list(shape)}, but must have one number for each "
+                "step, [steps]; write the dataset again, with rewards of this shape"
+            )
+        if shape[0] > self._most_steps:
             raise ValueError(
                 f"rewards declares the shape {list(shape)}, but the dataset has total_steps "
                 f"{self._most_steps:,}"

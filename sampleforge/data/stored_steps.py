@@ -19,6 +19,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
 from sampleforge.data.dataset import StoredEpisode, open_dataset
+from sampleforge.env.adapter import box_units
 from sampleforge.ops.far_values import FarFound, TypicalSize, Unusual, bound_rewards
 from sampleforge.ops.returns import learned_rewards, returns_to_go
 from sampleforge.ops.running_stats import Gather
@@ -187,6 +188,30 @@ def _described(what: str, found: FarFound) -> str:
     return f"{numbers} of {what}, the first one {found.value:g}"
 
 
+def _warn_beyond(source: str, actions: Mapping[str, Array], spec: EnvSpec) -> None:
+    """Warn of Box actions that are beyond their bounds by more than rounding."""
+    for name, leaf in spec.actions.items():
+        if leaf.kind != "box":
+            continue
+        low, high = (np.reshape(bound, leaf.shape) for bound in (leaf.low, leaf.high))
+        column = actions[name].astype(np.float64)
+        away = np.maximum(low - column, column - high)
+        beyond = (away > 0.01 * (high - low)) & (low < high)
+        if beyond.any():
+            units = box_units(leaf)
+            if units.half is not None and units.centre is not None:
+                column, away = column * units.half + units.centre, away * units.half
+            log.warning(
+                "%s: %.3g%% of the numbers of action leaf %r are beyond the bounds of the "
+                "environment, the farthest %g, and are learned as they are; correct the data, or "
+                "clip the actions to the bounds",
+                source,
+                100 * beyond.mean(),
+                name,
+                column.flat[np.where(beyond, away, -np.inf).argmax()],
+            )
+
+
 class RowOrder:
     """The order of the rows of a dataset in pass after pass, each in a random order of its own."""
 
@@ -277,10 +302,11 @@ class StoredBatches:
     def mixture(self) -> Mixture:
         """The datasets, read when they are first asked for. Raises ConfigError if one cannot be
         read, or does not fit."""
-        parts = [
-            StoredSteps(open_dataset(each.name, self.spec).episodes(), self.rule, self.length)
-            for each in self.inputs
-        ]
+        datasets = [open_dataset(each.name, self.spec) for each in self.inputs]
+        parts = [StoredSteps(each.episodes(), self.rule, self.length) for each in datasets]
+        for dataset, steps in zip(datasets, parts, strict=True):
+            if dataset.recorded is None:  # what a policy draws may be beyond the bounds
+                _warn_beyond(dataset.source, steps.actions, self.spec)
         for each, steps in zip(self.inputs, parts, strict=True):
             for far in steps.far:
                 log.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -13,13 +14,19 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
 from sampleforge.api import load_policy
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
+from sampleforge.data.config import Source
 from sampleforge.data.dataset import open_dataset
+from sampleforge.data.stored_steps import RewardRule, StoredBatches
 from sampleforge.data.writer import check_folder
+from sampleforge.env.adapter import env_spec
 from sampleforge.env.config import EnvConfig
+from sampleforge.spec import EnvSpaces, with_action_units
 from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.recorded_spec import SPEC
@@ -140,6 +147,18 @@ FAULTS: dict[str, tuple[Change, str]] = {
         replace("observations", lambda group, data: np.diag([0, np.nan, 0, 0, 0, 0])[:, :3]),
         r"observation leaf 'obs' is nan at \[1\] in step 1",
     ),
+    "an observation that float32 cannot hold": (
+        replace("observations", lambda group, data: np.diag([0, -1e300, 0, 0, 0, 0])[:, :3]),
+        r"observation leaf 'obs' is -1e\+300 at \[1\] in step 1, but must be a number that float32",
+    ),
+    "rewards in a column": (
+        replace("rewards", lambda group, data: np.zeros((5, 1))),
+        r"rewards declares the shape \[5, 1\], but must have one number for each step",
+    ),
+    "a reward that float32 cannot hold": (
+        replace("rewards", lambda group, data: np.array([0, 0, 1e300, 0, 0])),
+        r"rewards is 1e\+300 in step 2, but must be a number that float32 can hold",
+    ),
     "too few observations": (
         replace("observations", lambda group, data: np.zeros((5, 3))),
         r"observations declares the shape \[5, 3\], expected 6",
@@ -151,6 +170,18 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an action that there is not": (
         replace("actions", lambda group, data: np.array([0, 1, 4, 0, 0])),
         r"action leaf 'action' is category 4 \(from 0 on\) in step 2, but there are 4",
+    ),
+    "an action between two": (
+        replace("actions", lambda group, data: np.array([0, 1, 1.6, 0, 0])),
+        r"action leaf 'action' is 1.6 in step 2, but must be a whole number of int64; correct the",
+    ),
+    "an action that is not a number": (
+        replace("actions", lambda group, data: np.array([0, np.nan, 1, 0, 0])),
+        "action leaf 'action' is nan in step 1, but must be a whole number of int64",
+    ),
+    "half an end": (
+        replace("truncations", lambda group, data: np.array([0, 0, 0, 0, 0.5])),
+        "truncations is 0.5 in step 4, but must be 0 or 1",
     ),
     "a negative action": (
         replace("actions", lambda group, data: np.array([0, -1, 3, 0, 0])),
@@ -176,6 +207,62 @@ def test_an_episode_that_is_not_what_it_must_be_is_refused_by_name(fault: str, d
     assert len(list(dataset.episodes([0, 2]))) == 2
     with pytest.raises(ConfigError, match=f"episode 1 cannot be read: .*{why}"):
         list(dataset.episodes())
+
+
+@pytest.mark.parametrize("value", [1.5, 300, -1, np.nan])
+def test_an_observation_that_its_integers_cannot_hold_is_refused(
+    value: float, tmp_path: Path
+) -> None:
+    bytes_of = spaces.Box(0, 255, (3,), np.uint8)
+    spec = env_spec("bytes", EnvSpaces(bytes_of, spaces.Discrete(4)))
+    obs = np.array([[0, 1, 255], [7, 8, 9.0]])
+    (good,) = recorded([1])
+    bad = dataclasses.replace(good, observations={"obs": np.where(obs == 8, value, obs)})
+    good = dataclasses.replace(good, observations={"obs": obs})
+    dataset = open_dataset(write_dataset(tmp_path, spec, [good, bad]))
+    (read,) = dataset.episodes([0])
+    assert read.observations["obs"].dtype == np.uint8
+    assert read.observations["obs"].tolist() == obs.tolist(), "floats, but whole numbers"
+    why = rf"episode 1 .*'obs' is {value}.* at \[1\] in step 1, but must be a whole number of uint8"
+    with pytest.raises(ConfigError, match=why):
+        list(dataset.episodes([1]))
+
+
+def test_the_end_of_a_terminated_episode_may_be_a_number_that_float32_cannot_hold(
+    tmp_path: Path,
+) -> None:
+    (episode,) = recorded([2])
+    obs = episode.observations["obs"].astype(np.float64)
+    obs[-1] = [3, np.inf, 1e300]
+    ended = dataclasses.replace(episode, observations={"obs": obs})
+    (read,) = open_dataset(write_dataset(tmp_path, SPEC, [ended])).episodes()
+    assert read.observations["obs"][-1].tolist() == [3, 0, 0]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("rescale", [False, True])
+def test_box_actions_beyond_the_bounds_are_a_warning(
+    rescale: bool, ours: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those that a policy of ours has drawn, which are beyond the bounds of the slots."""
+    declared = EnvSpaces(spaces.Box(-9, 9, (3,)), spaces.Box(np.float32(-2), np.float32(2), (2,)))
+    spec = env_spec("bounded", declared)
+    folder = write_dataset(tmp_path, spec, recorded([4], spec.actions))
+    actions = np.array([[2.000001, -2], [1, 2], [-100, 0], [0, 50]])
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        file["episode_0/actions"][:] = actions
+    if not ours:
+        change_metadata(folder, sampleforge=None)
+    spec = with_action_units(spec, rescale=rescale)
+    progress: Any = None
+    batches = StoredBatches(
+        (Source(str(folder), 1.0),),
+        *(spec, RewardRule(0.9), 2, 1, 0, progress, torch.device("cpu")),
+    )
+    with caplog.at_level(logging.WARNING):
+        assert batches.mixture is not None
+    assert ("25% of the numbers of action leaf 'action'" in caplog.text) == (not ours)
+    assert ("the bounds of the environment, the farthest -100, and" in caplog.text) == (not ours)
 
 
 def change_metadata(data: Path, **change: Any) -> None:
