@@ -481,7 +481,10 @@ def _write_out(file: Any, path: Path) -> None:
             image = file.id.get_file_image()
     except _H5_ERRORS as error:
         raise OSError(f"HDF5: {error}") from error
-    path.write_bytes(image)
+    try:
+        path.write_bytes(image)
+    except OSError as error:  # that of a write names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def frame_space(spec: EnvSpec, space: gym.Space[Any]) -> gym.Space[Any]:
