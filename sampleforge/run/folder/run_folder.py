@@ -365,6 +365,7 @@ class RunFolder:
         ]
         notes += stored_config.change_of_ranks(before, stored)
         used = stored_config.adopt(stored, left_open, asked)
+        used = stored_config.with_rows_of(stored, left_open, asked, resolved, used)
         return Resumed(asked, used, notes, learning)
 
     def check_spec(self, spec: EnvSpec) -> None:

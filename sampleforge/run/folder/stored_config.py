@@ -3,13 +3,15 @@
 Fields that the user has not set (no seed, no batch size, no number of workers) are stored with
 their resolved values, and listed under ``left_open``. So the same command resumes the run, with the
 same seed and batch size. Those that depend on the machine (`_MACHINE`) are resolved again whenever
-the file is read, because that may be on another machine.
+the file is read, because that may be on another machine; what they come to in all (`RANKS`,
+`ENV_ROWS`) is kept.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -119,6 +121,8 @@ _MACHINE = {
 RANKS, OF_A_RANK = "num_ranks", {"rollout", "batch_size", "minibatch_size"}
 """The number of DD-PPO's ranks, and the sizes of one rank: they are chosen so that those of all
 ranks together do not depend on it."""
+ENV_ROWS = {"num_workers", "num_envs_per_worker"}
+"""Fields of which a run that samples and learns in turn keeps the product, on any machine."""
 _OF_ONE_PART = {
     *NOT_STORED,
     *_STOP,
@@ -292,12 +296,23 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
     fields, left_open = _stored_fields(path, algo)
     if RANKS in left_open:  # the sizes of a rank are those of as many ranks
         fields |= {n: value for n, value in left_open.items() if n in {RANKS, *OF_A_RANK}}
-    return fields
+    if "batch_size" in left_open and _has_several_rollouts(fields):
+        fields["batch_size"] = left_open["batch_size"]
+    return fields | {n: value for n, value in left_open.items() if n in ENV_ROWS}
+
+
+def _has_several_rollouts(fields: Mapping[str, Any]) -> bool:
+    """Return whether ``fields`` are of a run that samples and learns in turn, and whose batch is
+    not one rollout of each env row: the rows do not follow from it, but the batch from them."""
+    sizes = [fields.get(name) for name in (*ENV_ROWS, "rollout")]
+    each = math.prod(size for size in sizes if isinstance(size, int))
+    return fields.get("async_rl") is False and each != fields.get("batch_size")
 
 
 def _stored_fields(path: Path, algo: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config fields of a YAML file as `config_values` does, but with the number of ranks
-    that a run had and the sizes of one of them; and what the user of the run has left open."""
+    """Return the config fields of a YAML file as `config_values` does, but with the batch, the env
+    rows and the number of ranks that a run had, and the sizes of one of them; and what the user of
+    the run has left open."""
     content = read_yaml(path)
     other = content.get("algo", algo)
     if other != algo:
@@ -311,7 +326,7 @@ def _stored_fields(path: Path, algo: str) -> tuple[dict[str, Any], dict[str, Any
     check_format(content, path)
     left_open = _left_open(content, path)
     fields = with_whole_batches(translated(fields), left_open)
-    reopened = {n: value for n, value in left_open.items() if n in _MACHINE - {RANKS}}
+    reopened = {n: value for n, value in left_open.items() if n in _MACHINE - {RANKS, *ENV_ROWS}}
     return fields | reopened, left_open
 
 
@@ -440,6 +455,28 @@ def adopt(stored: C, left_open: Mapping[str, Any], config: C) -> C:
         kept["lr_schedule"] = "constant"
     merged = nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
+
+
+def with_rows_of(
+    stored: Any, left_open: Mapping[str, Any], asked: Any, resolved: Any, used: Any
+) -> Any:
+    """Return ``used``, what a resumed run goes on with, with the env rows that the run has had:
+    they are among what it learns with, but the fields that make them up are the machine's.
+    ``resolved`` is ``asked`` with its defaults. What ``asked`` changes of the batch, the rollout or
+    a worker's env rows has other env rows."""
+    from sampleforge.topologies.pairings.ppo_config import AppoConfig
+
+    sizes = {"batch_size", "rollout", "async_rl"}
+    if (
+        not isinstance(used, AppoConfig)
+        or used.async_rl is not False
+        or used.num_envs_per_worker not in (None, stored.num_envs_per_worker)
+        or sizes & changed_learning(stored, left_open, asked).keys()
+    ):
+        return used
+    from sampleforge.topologies.pairings.ppo_defaults import for_rows
+
+    return for_rows(used, stored, resolved.num_envs_per_worker)
 
 
 def changed_learning(stored: Any, left_open: Mapping[str, Any], config: Any) -> dict[str, Any]:

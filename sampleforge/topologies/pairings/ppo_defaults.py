@@ -157,6 +157,33 @@ def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> Dd
     return dataclasses.replace(config, minibatch_size=nearest)
 
 
+def for_rows(config: AppoConfig, before: AppoConfig, usual: int | None) -> AppoConfig:
+    """Return the config of a run that samples and learns in turn, and goes on with as many env rows
+    as it had ``before``: spread over the workers of this machine, or over as many as it had, if
+    only these fill its batch in equal shares. ``usual``: the env rows of a worker of a new run;
+    where it is 1, a process may be able to have no second one."""
+    workers, rows = config.num_workers, config.num_envs_per_worker
+    had, each = before.num_workers, before.num_envs_per_worker
+    batch, rollout = config.batch_size, config.rollout
+    if had is None or each is None or batch is None or rollout is None:
+        return config  # of a version that did not store what it chose
+    rows = 1 if usual == 1 else rows
+    if rows is not None:
+        several = 1 if config.serial and rows == 1 else had * each // rows
+        workers = workers or several
+        return dataclasses.replace(config, num_workers=workers, num_envs_per_worker=rows)
+    splits, cores = config.num_splits or 1, 1 if config.serial else this_machine().cores
+    total = _multiple(had * each, splits * (workers or 1))
+    share = rollout * config.num_learners
+    filling = (
+        n
+        for n in (*range(cores, 0, -1), had)
+        if total % (n * splits) == 0 and batch % (total // (n * splits) * share) == 0
+    )
+    workers = workers or next(filling, most_workers(total // splits, cores))
+    return dataclasses.replace(config, num_workers=workers, num_envs_per_worker=total // workers)
+
+
 def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     """Return a line with the chosen settings and the reason; ``config`` is resolved."""
     settings = _settings(config, spec)
