@@ -20,7 +20,6 @@ from gymnasium import spaces
 from sampleforge.algorithms.acting import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
-from sampleforge.env.bounds import Bounds
 from sampleforge.env.probe import probe
 from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.actor_critic import ActorCritic
@@ -60,7 +59,6 @@ class LoadedPolicy:
         self.model = model
         self.spec = spec
         self.clip_observations = clip_observations
-        self._bounds = Bounds(spec.spaces.observation, spec.env_id)
         self._policy = FrozenPolicy(model)
         self._space = spec.spaces.observation
         self._mask_in_info = spec.spaces.mask_in_info
@@ -171,8 +169,6 @@ class LoadedPolicy:
             )
         if self._observations.has_mask:
             self._observations.check_masks(out[ACTION_MASK], np.zeros(count, np.bool_))
-        if self.clip_observations:
-            self._bounds.cut(out)
         return out
 
     def _declared(self, obs: Any) -> tuple[dict[str, Array], int | None]:
@@ -191,7 +187,15 @@ class LoadedPolicy:
                 "all parts of a batch of observations must have the same number of rows, but have "
                 + ", ".join(f"{name!r} {batch or 'none'}" for name, batch in batches.items())
             )
-        return {name: array for name, (array, _) in declared.items()}, next(iter(batches.values()))
+        arrays = {name: self._within(name, array) for name, (array, _) in declared.items()}
+        return arrays, next(iter(batches.values()))
+
+    def _within(self, name: str, leaf: Array) -> Array:
+        """Return an observation leaf, perhaps of a batch, cut off as ``clip_observations`` says."""
+        space = self._leaves[name]
+        if self.clip_observations and isinstance(space, spaces.Box) and name != ACTION_MASK:
+            return leaf.clip(space.low, space.high)
+        return leaf
 
     def _info(self, mask: Any, row: int | None) -> dict[str, Any]:
         """Return the info that the environment would give with this mask, or with that of a ``row``

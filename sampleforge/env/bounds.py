@@ -50,22 +50,16 @@ class Outside(NamedTuple):
 
 
 class Bounds:
-    """The bounds of observations of ``space``, by leaf; leaves that cannot leave theirs are left
-    out. ``env_id``: of the environment, for messages."""
+    """The bounds of the observations of ``vector``, by leaf; leaves that cannot leave theirs are
+    left out."""
 
-    def __init__(self, space: gym.Space[Any], env_id: str) -> None:
-        self._env_id = env_id
+    def __init__(self, vector: EnvVector) -> None:
+        self._env_id = vector.spec.env_id + (f", agent {vector.agent}" if vector.agent else "")
         self._leaves = {
             name: bounds
-            for name, leaf in leaves(space, OBSERVATION)
-            if name != ACTION_MASK and (bounds := _bounds(leaf)) is not None
+            for name, space in leaves(vector.observation_space, OBSERVATION)
+            if name != ACTION_MASK and (bounds := _bounds(space)) is not None
         }
-
-    @classmethod
-    def of(cls, vector: EnvVector) -> Bounds:
-        """Return the bounds of the observations of ``vector``."""
-        agent = f", agent {vector.agent}" if vector.agent else ""
-        return cls(vector.observation_space, vector.spec.env_id + agent)
 
     def fault(self, obs: Mapping[str, Array]) -> Outside | None:
         """Return the first value of ``obs``, leaf -> [rows, ...], that is outside of its bounds;

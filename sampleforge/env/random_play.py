@@ -30,7 +30,7 @@ class RandomPlay:
             seat.guard.bounds_far = False
         self.episodes: list[Episode] = []
         self.actions: list[dict[str, Array]] = []
-        self._bounds = [Bounds.of(seat) for seat in self.vector.seats]
+        self._bounds = [Bounds(seat) for seat in self.vector.seats]
         self._rng = np.random.default_rng(seed)
 
     def reset(self) -> None:

@@ -152,7 +152,7 @@ class EnvVector(ABC):
     def clip_observations(self) -> None:
         """From now on, cut numbers of observations that are beyond the bounds of their Box off at
         the nearest bound. Call it before `reset`."""
-        self._within = Bounds.of(self)
+        self._within = Bounds(self)
 
     def take_converted_actions(self) -> None:
         """Take actions in the environment's own form from now on: scaled, clipped and with offsets,

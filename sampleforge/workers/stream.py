@@ -280,7 +280,7 @@ class Stream:
         if self.env.guard.first:
             return None
         if self._bounds is None:
-            self._bounds = Bounds.of(self.env)
+            self._bounds = Bounds(self.env)
         assert self.slot is not None
         end = length(self.slots, self.slot) + 1
         obs = {name: leaf[self.slot, :end] for name, leaf in self.slots.obs.items()}

@@ -277,7 +277,7 @@ def test_the_check_of_a_large_observation_takes_little_memory_and_time() -> None
     size = 20_000_000
     vector = make_vector(config(f"{__name__}:LargeEnv", size=size), 2, [0, 1])
     obs = {"obs": np.ones((2, size), np.uint8)}
-    bounds = Bounds.of(vector)
+    bounds = Bounds(vector)
     tracemalloc.start()
     assert bounds.fault(obs) is None
     _, peak = tracemalloc.get_traced_memory()
@@ -306,7 +306,7 @@ def test_categories_that_a_space_does_not_have_are_out_of_bounds(
     space: Any, wrong: Any, message: str
 ) -> None:
     vector = SyncVector(EnvConfig(env="Looks"), lambda row: LooksEnv(space, wrong), 2, [0, 1])
-    out, bounds = own_outputs(vector.spec, 2), Bounds.of(vector)
+    out, bounds = own_outputs(vector.spec, 2), Bounds(vector)
     vector.reset(out.obs)
     assert bounds.fault(out.obs) is None
     vector.send({"action": np.zeros(2, np.int64)})
