@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +17,6 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.registry import pairing
 from tests.support.ppo_plans import ATARI, IMAGE, VECTOR
 from tests.support.variants import slow
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    found = RunFolder(tmp_path / "run")
-    found.create()
-    yield found
-    found.close()
 
 
 def planned(config: AppoConfig, of: EnvSpec, cores: int) -> RunPlan:

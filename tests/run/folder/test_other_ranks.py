@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,6 @@ from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.pairings.ppo_defaults import resolve_defaults
 from tests.support.graphs import spec_of
 from tests.support.pairings import plan_of
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    found = RunFolder(tmp_path / "run")
-    found.create()
-    yield found
-    found.close()
 
 
 @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2)])

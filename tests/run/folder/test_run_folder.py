@@ -25,15 +25,6 @@ from sampleforge.topologies.config import ALGOS, AppoConfig, PqnConfig
 FOLDERS = ("checkpoints", "scratch", "tb")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A run folder, locked by this test."""
-    folder = RunFolder(tmp_path / "runs" / "a")
-    folder.create()
-    yield folder
-    folder.close()
-
-
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_all_files_and_folders_follow_the_umask(tmp_path, umask):
     before = os.umask(umask)
