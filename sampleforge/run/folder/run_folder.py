@@ -365,6 +365,12 @@ class RunFolder:
         ]
         notes += stored_config.change_of_ranks(before, stored)
         used = stored_config.adopt(stored, left_open, asked)
+        rate = stored_config.flat_fields(used).get("lr_schedule")
+        if "lr_schedule" not in learning and rate != old.get("lr_schedule"):
+            notes.append(
+                "The learning rate is constant from here on: without --train-for-env-steps or "
+                "--train-for-seconds there is no end until which it could fall"
+            )
         used = stored_config.with_rows_of(stored, left_open, asked, resolved, used)
         return Resumed(asked, used, notes, learning)
 

@@ -131,8 +131,10 @@ def test_a_rate_that_fell_by_default_is_constant_in_a_part_without_an_end(folder
     falling = dataclasses.replace(with_end, lr_schedule="linear")
     folder.write_config(falling, with_end)
     longer = dataclasses.replace(with_end, train_for_env_steps=2000)
-    assert folder.check_resume(longer).used.lr_schedule == "linear"
-    assert folder.check_resume(endless).used.lr_schedule == "constant"
+    kept, changed = folder.check_resume(longer), folder.check_resume(endless)
+    assert kept.used.lr_schedule == "linear" and not kept.notes
+    assert changed.used.lr_schedule == "constant"
+    assert [note[:38] for note in changed.notes] == ["The learning rate is constant from her"]
     folder.write_config(falling, falling)
     with pytest.raises(ConfigError, match=r"--lr-schedule linear: .* add --train-for-env-steps"):
         folder.check_resume(endless)
