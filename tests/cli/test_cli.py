@@ -17,6 +17,7 @@ from sampleforge.cli import VERBS, main
 from sampleforge.cli.flags import key_values
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, to_plain, typed
+from sampleforge.presets.scores import duration, read_scores
 from sampleforge.run.screen.messages import banner
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
@@ -341,10 +342,12 @@ def test_presets_fit_into_a_terminal(columns, capsys, monkeypatch):
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     row = next(line for line in lines if "cartpole " in line).split()
-    assert row[:2] == ["appo", "cartpole"] and row[-2:] == ["20", "s"]
+    score = read_scores()["appo", "cartpole", ""]
+    assert row[:2] == ["appo", "cartpole"] and row[-2:] == duration(score.time).split()
     assert ("CartPole-v1" in row) == (columns == 120)
     assert main(["presets", "cartpole"]) == 0
-    assert "# appo, CartPole-v1: 500 (20) on " in capsys.readouterr().out
+    measured = f"# appo, CartPole-v1: {score.score:.4g} ({len(score.seeds)}) on "
+    assert measured in capsys.readouterr().out
 
 
 def test_a_run_without_a_stop_condition_says_so():
