@@ -346,7 +346,7 @@ def test_presets_fit_into_a_terminal(columns, capsys, monkeypatch):
     assert row[:2] == ["appo", "cartpole"] and row[-2:] == duration(score.time).split()
     assert ("CartPole-v1" in row) == (columns == 120)
     assert main(["presets", "cartpole"]) == 0
-    measured = f"# appo, CartPole-v1: {score.score:.4g} ({len(score.seeds)}) on "
+    measured = f"# appo, CartPole-v1: {score.score:,.5g} ({len(score.seeds)}) on "
     assert measured in capsys.readouterr().out
 
 
