@@ -291,16 +291,20 @@ class StaleExperience(Callback):
 
 SAME = 200
 """Number of first episodes whose returns, if they are all the same, the user is told of."""
+ENDLESS = 2000
+"""Env steps of each env row from which on, if no episode has ended, the user is told."""
 
 
-class SameReturns(Callback):
-    """Says once, of a run that begins with new weights, that its first `SAME` episodes all had the
-    same return, with the flag that helps, if the algorithm has it: no gradient follows from
-    rewards that tell no action from another."""
+class FirstEpisodes(Callback):
+    """Says once, of a run that begins with new weights, with the flag that helps, that its first
+    `SAME` episodes all had the same return: no gradient follows from rewards that tell no action
+    from another. Or that none has ended in `ENDLESS` steps, without a time limit: the policy may
+    have learned to avoid what is near the end, as a goal beside a cliff is."""
 
     def __init__(self) -> None:
         self._return: float | None = None
         self._count = 0
+        self._ended = False
 
     def on_start(self, session: Session) -> None:
         config = session.resolved
@@ -318,8 +322,17 @@ class SameReturns(Callback):
             session.message(_same_returns(session.resolved, record.ret), "warning")
             self._end()
 
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        if self._ended or self._count or session.spec.max_episode_steps is not None:
+            return
+        rows, steps = session.plan.envs, int(report["env_steps"])
+        if steps >= ENDLESS * rows:
+            session.message(_endless(session.resolved, steps, rows), "warning")
+            self._end()
+
     def _end(self) -> None:
         """Have the episodes that follow not reported to this callback."""
+        self._ended = True
         self.on_episode_record = super().on_episode_record  # type: ignore[method-assign]
 
 
@@ -331,6 +344,22 @@ def _same_returns(config: AnyConfig, ret: float) -> str:
         flag = typed("rnd_coeff", 1 if ret else 0.5)
         return f"{text}: {flag} also pays for what is new, from the start of a run; {check}"
     return f"{text}: so far there is nothing to learn from; {check}"
+
+
+def _endless(config: AnyConfig, steps: int, rows: int) -> str:
+    """Return what is said of a run in which no episode has ended after so many env steps."""
+    clip = ""
+    if config.reward_clip is None:
+        clip = (
+            "; where single rewards are far larger than the usual ones, --reward-clip with the "
+            "size of the usual ones keeps these few from being all that is learned from"
+        )
+    return (
+        f"No episode has ended in {steps:,} env steps of {rows} env rows, and {config.env} has no "
+        "time limit: no return is known, and the policy may have learned to stay away from what "
+        f"ends an episode. {typed('max_episode_steps', 1000)} ends them{clip}; `sampleforge "
+        f"check-env {config.env}` says what else may help"
+    )
 
 
 class StarvedPolicies(Callback):
@@ -456,7 +485,7 @@ def own_callbacks(session: Session, others: Sequence[Callback]) -> list[Callback
     callbacks += [EnvRestarts(graph.counters, config.max_env_restart_rate)]
     callbacks += [StaleExperience(graph), session.checkpoints, Learned()]
     if not _learns_nothing(session):
-        callbacks.append(SameReturns())
+        callbacks.append(FirstEpisodes())
     if graph.recording is not None:
         callbacks.append(RecordingReports(graph.recording))
     if (mapping := getattr(config, "policy_mapping", None)) is not None:

@@ -4,6 +4,7 @@ of a policy that is never picked, and of a run that learns nothing."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +354,27 @@ def test_returns_that_never_differ_with_a_bonus_are_told_without_the_flag(tmp_pa
     sizes = {"max_episode_steps": 5, "train_for_env_steps": 2048, "rnd_coeff": 1.0}
     (text,) = same_returns(appo(tmp_path, env="MountainCar-v0", **sizes))
     assert "whatever the policy did: so far there is nothing to learn from; `sampleforge " in text
+
+
+def endless(config: AnyConfig) -> list[str]:
+    return [text for text in trained(config).warnings if text.startswith("No episode has ended ")]
+
+
+@pytest.mark.long
+def test_a_run_whose_episodes_never_end_says_so_once_with_the_flags_that_help(
+    tmp_path: Path,
+) -> None:
+    end: dict[str, Any] = {"train_for_env_steps": 16384, "env": "tests.support.envs:CodeEnv"}
+    sizes = {"num_workers": 2, "num_envs_per_worker": 4}
+    config = appo(tmp_path / "1", **end, **sizes, env_kwargs={"length": 10**9})
+    (text,) = endless(config)
+    assert re.match(r"No episode has ended in 16,[\d,]+ env steps of 8 env rows, and tests", text)
+    for flag in ("--max-episode-steps 1000 ends", "--reward-clip with", "check-env tests.supp"):
+        assert flag in text
+    limited = dataclasses.replace(config, run_dir=str(tmp_path / "2"), max_episode_steps=1000)
+    assert not endless(limited)
+    (text,) = endless(dataclasses.replace(config, run_dir=str(tmp_path / "3"), reward_clip=100.0))
+    assert "--reward-clip" not in text
 
 
 def test_returns_that_differ_are_not_told_of(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ FEW_ACTIONS = 2
 OF_CRITICS = ("sac", "crossq", "td3")
 WITH_BONUS = ("appo", "ddppo", "pqn")
 """Those that can pay for new observations, which helps where all random episodes are alike."""
+FAR_BELOW = 10
+"""How many times larger than others single costs are from which on the user is told."""
 ROWS = {"appo": 16, **dict.fromkeys(OF_CRITICS, 4)}
 """Env rows of a run by the defaults; those of `OF_CRITICS` are in one worker."""
 FROM_REPLAY = ("apex", *OF_CRITICS)
@@ -219,6 +221,7 @@ def _notes(
             "long as on the two cores of the measurement"
         )
     yield from _notes_of_time(spec, values)
+    yield from _notes_of_rewards(spec, values)
     if spec.has_goals:
         algos = ", ".join(algo for algo in _algorithms(spec) if algo in FROM_REPLAY)
         yield f"It has goals: --her ({algos}) learns also from those that were missed"
@@ -254,6 +257,24 @@ def _notes_of_time(spec: EnvSpec, values: Values) -> Iterator[str]:
         if waits > WAITS_BELOW:
             remedy = "with --variable-experience rows do not wait for each other"
         yield f"1% of the steps take {uneven:.0f}x the median or longer: {remedy}"
+
+
+def _notes_of_rewards(spec: EnvSpec, values: Values) -> Iterator[str]:
+    """Yield what there is to know about rewards none of which was above 0."""
+    low, high = values.get("reward_min"), values.get("reward_max")
+    if low is None or high is None or high > 0 or spec.has_goals:
+        return
+    algos = ", ".join(algo for algo in _algorithms(spec) if algo in WITH_BONUS)
+    yield (
+        "Random play saw no reward above 0: where there is one that it hardly ever finds, "
+        f"--rnd-coeff 0.5 ({algos}) pays for what is new"
+    )
+    if low < FAR_BELOW * high < 0:
+        yield (
+            f"All rewards are costs, and some ({low:g}) are over {FAR_BELOW} times as large as "
+            f"others ({high:g}): a policy may learn only to avoid these, also beside its goal. "
+            f"--reward-clip {-high:g} makes them equal; apex needed no flag in CliffWalking-v1"
+        )
 
 
 def _algorithms(spec: EnvSpec) -> Iterator[str]:

@@ -16,6 +16,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.presets.scores import read_scores
 from sampleforge.tools.check_env import measured
 from sampleforge.tools.check_env.advice import Advice, advise
+from sampleforge.tools.check_env.check import check_env
 from sampleforge.tools.check_env.measured import FURTHER, TABLE, Measured, measured_in
 from sampleforge.topologies.registry import pairing
 from tests.support import REPO
@@ -211,3 +212,24 @@ def line(kind: str, row: Measured) -> str:
         f"`{row.page}`",
     )
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+@pytest.mark.long
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("env", "wanted", "others"),
+    [
+        ("CliffWalking-v1", ["--rnd-coeff 0.5 (appo, ", "--reward-clip 1"], []),
+        ("tests.support.deep_sea:DeepSea", ["no reward above 0"], ["--reward-clip"]),
+        ("CartPole-v1", [], ["no reward above 0", "--reward-clip"]),
+    ],
+)
+def test_costs_without_a_reward_are_told_with_the_flags_that_help(
+    env: str, wanted: Sequence[str], others: Sequence[str]
+) -> None:
+    """Of real random play."""
+    kwargs = {"size": 30} if "DeepSea" in env else {}
+    *_, last = check_env(EnvConfig(env=env, env_kwargs=kwargs), 1.0)
+    assert isinstance(last, Advice)
+    notes = "\n".join(last.notes)
+    assert all(text in notes for text in wanted) and not any(text in notes for text in others)
