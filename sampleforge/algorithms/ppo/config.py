@@ -43,7 +43,7 @@ class PpoLossConfig(Checked):
     step, 0 to 1 (0: all noise is independent)."""
     kl_coeff: float | None = None
     """Weight of a penalty on KL(behaviour, policy), at least 0: it holds a policy where nothing is
-    left to learn (default: 0.2; 0 for Box actions and images, and with --async-rl)."""
+    left to learn (default: 0.2; 0 for images, and with --async-rl)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -225,9 +225,9 @@ def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
 def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     """Return ``settings`` adapted to the kind of actions. An entropy bonus keeps a categorical
     policy from becoming deterministic when all advantages are noise, but for Box actions it lets
-    the standard deviation grow. What a KL penalty holds was lost with categorical policies only."""
+    the standard deviation grow."""
     if _has_boxes(spec) and settings is not ASYNCHRONOUS:
-        return {**settings, "exploration_coeff": 0.0, "kl_coeff": 0.0}
+        return {**settings, "exploration_coeff": 0.0}
     return settings
 
 

@@ -328,11 +328,10 @@ def test_a_batch_that_nothing_fits_is_refused_with_one_that_does(
         assert planned(make(batch_size=near), of)[1].batch_size == near
 
 
-def test_box_actions_get_no_entropy_bonus_and_no_kl_penalty() -> None:
+def test_box_actions_get_no_entropy_bonus() -> None:
     spec = spec_of(AppoConfig(env="Pendulum-v1"))
     for config in (AppoConfig(), DdppoConfig()):
-        found = resolve_defaults(config, spec)
-        assert (found.exploration_coeff, found.kl_coeff) == (0.0, 0.0)
+        assert resolve_defaults(config, spec).exploration_coeff == 0.0
         assert resolve_defaults(config, VECTOR).exploration_coeff == 0.003
     assert resolve_defaults(AppoConfig(exploration_coeff=0.5), spec).exploration_coeff == 0.5
 
@@ -379,8 +378,10 @@ def test_a_policy_is_held_where_it_was_measured_to_help() -> None:
     def weight(config: AppoConfig | DdppoConfig, of: EnvSpec) -> float | None:
         return resolve_defaults(config, of).kl_coeff
 
+    boxes = spec_of(AppoConfig(env="Pendulum-v1"))
     for config in (AppoConfig(), DdppoConfig()):
-        assert [weight(config, each) for each in (VECTOR, DISCRETE, PLANES)] == [0.2, 0.2, 0.2]
+        held = [weight(config, each) for each in (VECTOR, DISCRETE, PLANES, boxes)]
+        assert held == [0.2, 0.2, 0.2, 0.2]
         assert weight(config, IMAGE) == 0.0
     assert weight(AppoConfig(async_rl=True), VECTOR) == 0.0
     assert weight(AppoConfig(kl_coeff=0.5, async_rl=True), VECTOR) == 0.5
