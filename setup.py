@@ -79,7 +79,7 @@ setup(
     package_data={
         "sampleforge": [
             "presets/*/*.yaml",
-            "presets/scores.jsonl",
+            "presets/*.jsonl",
             "tools/serve/page.*",
             "py.typed",
         ]

@@ -3,7 +3,7 @@ preset.
 
     python benchmarks/defaults.py run [--algos appo ...] [--envs ID ...] [--seeds 1 2 3 ...]
     python benchmarks/defaults.py run --algos PPO --sb3-python SB3/bin/python
-    python benchmarks/defaults.py report            # the tables
+    python benchmarks/defaults.py report            # the tables; writes what check-env advises by
 
 `run` trains, and then plays 100 greedy episodes; each run's result is appended to
 benchmarks/results/defaults.jsonl, and one that is there already is not repeated: when the code has
@@ -38,6 +38,8 @@ from sampleforge.tools.compare.statistics import (
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "defaults.jsonl"
+ADVICE = HERE.parent / "sampleforge/presets/defaults.jsonl"
+"""What `sampleforge check-env` tells of the defaults."""
 SMALL, LARGE = 200_000, 1_000_000
 DISCRETE = [
     "CartPole-v1",
@@ -182,6 +184,20 @@ def report() -> None:
             print(f"mean probability of improvement: {total[0]:.2f} [{low:.2f}, {high:.2f}]\n")
 
 
+def advice() -> str:
+    """Return the lines of `ADVICE`: the median return of each algorithm and environment, and the
+    least of the seconds, because others ran beside some."""
+    runs = recorded()
+    lines = []
+    for algo, env in sorted({(run["algo"], run["env"]) for run in runs if run["algo"] in PEERS}):
+        seeds = of(runs, algo, env)
+        row = {"algo": algo, "env": env, "env_steps": ENVS[env]}
+        row["seconds"] = round(min(run["seconds"] for run in seeds))
+        row["score"] = float(f"{statistics.median(run['return_mean'] for run in seeds):.4g}")
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
 def of(runs: list[dict[str, Any]], algo: str, env: str) -> list[dict[str, Any]]:
     found = [r for r in runs if (r["algo"], r["env"]) == (algo, env)]
     return sorted(found, key=lambda r: r["seed"])
@@ -242,6 +258,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "report":
         report()
+        ADVICE.write_text(advice())
     elif not args.sb3_python and set(args.algos) - set(PEERS):
         parser.error("--algos PPO and DQN need --sb3-python")
     else:

@@ -295,11 +295,12 @@ ENDLESS = 2000
 """Env steps of each env row from which on, if no episode has ended, the user is told."""
 
 
-class FirstEpisodes(Callback):
+class NoSignal(Callback):
     """Says once, of a run that begins with new weights, with the flag that helps, that its first
     `SAME` episodes all had the same return: no gradient follows from rewards that tell no action
-    from another. Or that none has ended in `ENDLESS` steps, without a time limit: the policy may
-    have learned to avoid what is near the end, as a goal beside a cliff is."""
+    from another. Or that no episode has ended in `ENDLESS` steps of each env row, without a time
+    limit: the policy may have learned to avoid what is near the end, as a goal beside a cliff
+    is."""
 
     def __init__(self) -> None:
         self._return: float | None = None
@@ -485,7 +486,7 @@ def own_callbacks(session: Session, others: Sequence[Callback]) -> list[Callback
     callbacks += [EnvRestarts(graph.counters, config.max_env_restart_rate)]
     callbacks += [StaleExperience(graph), session.checkpoints, Learned()]
     if not _learns_nothing(session):
-        callbacks.append(FirstEpisodes())
+        callbacks.append(NoSignal())
     if graph.recording is not None:
         callbacks.append(RecordingReports(graph.recording))
     if (mapping := getattr(config, "policy_mapping", None)) is not None:

@@ -128,7 +128,8 @@ def _suggestion(
         flags += [*shlex.split(row.flags), "--train-for-env-steps", f"{steps:.0f}"]
         if row.algo in OF_CRITICS:
             flags += _of_size(values, flags)
-        if row.algo in WITH_BONUS and values.get("return_spread") == 0.0:
+        alike = values.get("return_spread") == 0.0
+        if row.algo in WITH_BONUS and alike and "--rnd-coeff" not in flags:
             flags += ["--rnd-coeff", "1" if values.get("reward_min") else "0.5"]
     beside = row.algo in FROM_REPLAY and cores > 1
     parts = simulation, row.seconds

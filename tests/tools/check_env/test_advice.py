@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,14 @@ from sampleforge.presets.scores import read_scores
 from sampleforge.tools.check_env import measured
 from sampleforge.tools.check_env.advice import Advice, advise
 from sampleforge.tools.check_env.check import check_env
-from sampleforge.tools.check_env.measured import FURTHER, TABLE, Measured, measured_in
+from sampleforge.tools.check_env.measured import (
+    FURTHER,
+    TABLE,
+    Measured,
+    by_defaults,
+    measured_in,
+)
+from sampleforge.tools.check_env.verdicts import human_time
 from sampleforge.topologies.registry import pairing
 from tests.support import REPO
 from tests.support.goal_envs import BIT_FLIP, GOAL_CODE
@@ -58,9 +66,14 @@ def commands(env: str, **values: Any) -> list[str]:
             "--max-episode-steps 50 --her --no-decorrelate",
         ),
         (
+            CODE,
+            {"return_spread": 0.0, "reward_min": -1.0, "reward_max": -1.0},
+            f"appo --env {CODE} --train-for-env-steps 200000 --rnd-coeff 1",
+        ),
+        (
             "MountainCar-v0",
             {"return_spread": 0.0, "reward_min": -1.0, "reward_max": -1.0},
-            "appo --env MountainCar-v0 --train-for-env-steps 200000 --rnd-coeff 1",
+            "appo --env MountainCar-v0 --rnd-coeff 1 --train-for-env-steps 200000",
         ),
         (
             "tests.support.deep_sea:DeepSea",
@@ -120,15 +133,20 @@ def _rows(config: Any) -> int:
 
 def test_the_time_is_that_of_the_simulation_here_and_of_the_learning_there() -> None:
     (one,) = advice(CODE, per_s=1000.0).suggestions
-    assert one.simulation == 100.0 and one.seconds == 128.0, "in turn: 200,000 / 2,000 + 28"
+    usual = {(each.algo, each.env): each for each in by_defaults()}
+    learning = usual["appo", "LunarLander-v3"].seconds
+    assert one.simulation == 100.0 and one.seconds == 100.0 + learning, "in turn: 200,000 / 2,000"
     (alone,) = advice(CODE, per_s=1000.0, cores=1).suggestions
     assert alone.simulation == 200.0
     appo, crossq = sorted(advice(BOX, per_s=1000.0).suggestions, key=lambda each: each.command)
     score = read_scores()["crossq", "pendulum", ""]
     assert crossq.simulation == median(score.env_steps) / 1000
     assert crossq.seconds == max(crossq.simulation, score.time), "beside each other"
-    assert appo.seconds == 127.0 and "about 2.12 min here" in appo.text
-    assert "a return of -154.7 after 200,000 env steps and 27 s" in appo.text
+    row = usual["appo", "Pendulum-v1"]
+    assert appo.seconds == 100.0 + row.seconds
+    assert f"about {human_time(appo.seconds)} here" in appo.text
+    reached = f"a return of {row.score:,.5g} after 200,000 env steps and {human_time(row.seconds)}"
+    assert reached in appo.text
 
 
 def test_a_preset_is_for_its_own_environment_or_was_measured_beyond_it() -> None:
@@ -142,7 +160,9 @@ def test_a_preset_is_for_its_own_environment_or_was_measured_beyond_it() -> None
 def test_the_best_measurement_of_an_algorithm_is_its_advice(
     monkeypatch: pytest.MonkeyPatch, better: float, preset: str
 ) -> None:
-    (usual,) = [each for each in ROWS if (each.algo, each.env) == ("appo", "HalfCheetah-v5")]
+    (usual,) = [
+        each for each in by_defaults() if (each.algo, each.env) == ("appo", "HalfCheetah-v5")
+    ]
     scores = read_scores()
     of_preset = scores["appo", "halfcheetah", ""]
     returns = (usual.score + better,) * len(of_preset.seeds)
@@ -190,6 +210,16 @@ def test_every_figure_stands_on_its_page(row: Measured) -> None:
     assert re.search(env, text, re.IGNORECASE)
     missing = [each for each in (row.env_steps, row.seconds, row.score) if not stands(each, text)]
     assert not missing, "correct sampleforge/tools/check_env/measured.py"
+
+
+def test_the_figures_of_the_defaults_are_those_of_their_measurements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    found = importlib.import_module("defaults")
+    assert found.ADVICE.read_text(encoding="utf-8") == found.advice(), (
+        "run `python benchmarks/defaults.py report`"
+    )
 
 
 def test_the_page_has_the_table() -> None:
