@@ -54,7 +54,7 @@ REPLAY: dict[str, Any] = {
 ALGORITHMS: dict[str, AnyConfig] = {
     "appo": AppoConfig(**SMALL, num_workers=2, batch_size=512, rollout=32, async_rl=True),
     "appo-gru": AppoConfig(**SMALL, batch_size=512, kl_coeff=0.0, model=CORE),
-    "apex": ApexConfig(**SMALL, **REPLAY, model=RAW),
+    "apex": ApexConfig(**SMALL, **REPLAY, learning_rate=5e-4, model=RAW),
     "r2d2": ApexConfig(**SMALL, **REPLAY, model=CORE),
     "ddppo": DdppoConfig(**SMALL, rollout=32, minibatch_size=64, kl_coeff=0.0),
     "sac": SacConfig(**{**SMALL, **REPLAY, "env": "Pendulum-v1"}, model=RAW),

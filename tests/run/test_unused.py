@@ -201,7 +201,7 @@ def told(config: AnyConfig) -> list[str]:
         (annealed({**CARTPOLE, "async_rl": True}, vtrace_rho="linear:1:0.1"), []),
         (annealed(CARTPOLE, vtrace_rho="constant"), []),
         (annealed(BOX, exploration_coeff="linear"), ["--anneal exploration_coeff=linear"]),
-        (annealed(BOX, kl_coeff="cosine"), ["--anneal kl_coeff=cosine"]),
+        (annealed(BOX, kl_coeff="cosine"), []),
         (annealed(CARTPOLE, exploration_coeff="linear", kl_coeff="cosine"), []),
         (
             annealed({**BOX, "exploration": "symmetric_kl"}, exploration_coeff="linear:0.01:0"),

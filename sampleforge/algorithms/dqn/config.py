@@ -29,8 +29,8 @@ class DqnConfig(QHeadsConfig, ReplayConfig):
     optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
     """rmsprop: centred, as in the paper (auto: rmsprop for images without a core, else adam)."""
     learning_rate: float | None = None
-    """Step size of the optimiser (default: 6.25e-5 for images, with a recurrent core 1e-4; else
-    5e-4)."""
+    """Step size of the optimiser (default: 6.25e-5 for images, with a recurrent core 1e-4; for
+    grids that are not pixels, and with a core, 5e-4; else 2e-3)."""
     lr_schedule: Literal["constant", "linear", "cooldown"] = "constant"
     """linear: falls to zero at the stop condition; cooldown: in the last quarter before it."""
     optimiser_eps: float | None = None

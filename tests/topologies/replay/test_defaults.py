@@ -22,6 +22,7 @@ from tests.support.pairings import network_maker
 
 ACTION = {"action": ActionSpec("discrete", (), "int64", (6,))}
 IMAGE = EnvSpec("Images", {"obs": ArraySpec((4, 84, 84), "uint8")}, ACTION)
+PLANES = EnvSpec("Planes", {"obs": ArraySpec((10, 10, 4), "bool")}, ACTION)
 VECTOR = EnvSpec("Vectors", {"obs": ArraySpec((4,), "float32")}, ACTION)
 PAPER = {
     "reward_clip": 1.0,
@@ -50,6 +51,7 @@ OURS = {
     "priority_alpha": 0.6,
     "priority_beta": 0.4,
 }
+DENSE = {**OURS, "learning_rate": 2e-3}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ OURS = {
     [
         (IMAGE, "none", {}, PAPER),
         (IMAGE, "lstm", {}, R2D2),
-        (VECTOR, "none", {}, OURS),
+        (VECTOR, "none", {}, DENSE),
+        (PLANES, "none", {}, OURS),
         (VECTOR, "gru", {}, OURS),
         (IMAGE, "none", {"value_rescaling": True}, {**PAPER, "reward_clip": None}),
         (IMAGE, "lstm", {"value_rescaling": False}, {**R2D2, "reward_clip": 1.0}),
@@ -65,7 +68,7 @@ OURS = {
          {**PAPER, "optimiser": "adam", "optimiser_eps": 1.5e-4}),
         (IMAGE, "none", {"reward_clip": None, "head_size": 0, "priority_alpha": 0.0},
          {**PAPER, "reward_clip": None, "head_size": 0, "priority_alpha": 0.0}),
-        (VECTOR, "none", {"reward_clip": 5.0}, {**OURS, "reward_clip": 5.0}),
+        (VECTOR, "none", {"reward_clip": 5.0}, {**DENSE, "reward_clip": 5.0}),
     ],
 )  # fmt: skip
 def test_settings_that_are_left_open_are_those_of_the_papers(
