@@ -79,10 +79,14 @@ def begin_on(device: torch.device) -> None:
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which the calling thread's work on a CUDA device goes through a new
-    stream."""
+    """Return a context in which the calling thread's work on a CUDA device goes through a stream
+    that no graph is recorded on.
+
+    Torch makes 32 streams for each priority and hands them out in turn, again and again. Graphs are
+    recorded on those of normal priority, a new one each time; so that a recording never meets this
+    thread's copies, however many follow, these have one of the high priority."""
     if device.type == "cuda":
-        return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
     return nullcontext()
 
 

@@ -3,10 +3,12 @@ it repeats them on the same tensors, with the numbers that they had."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +202,57 @@ def test_updates_of_critics_from_a_graph_are_those_without_one(
             stored = [learner.state() for learner in (eager, graphed)]
     assert_same(weights_of(eager), weights_of(graphed))
     assert graphs.recorded == 4, "with and without the policy, before and after the change"
+
+
+class StreamPool:
+    """Of torch.cuda what graphs and side streams use: 32 streams for each priority, in turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered: list[tuple[int, int]] = []
+        self.recorded_on: list[tuple[int, int]] = []
+        given: Counter[int] = Counter()
+
+        def stream(device: torch.device, priority: int = 0) -> tuple[int, int]:
+            given[priority] += 1
+            return priority, given[priority] % 32
+
+        def enter(stream: tuple[int, int]) -> nullcontext[None]:
+            self.entered.append(stream)
+            return nullcontext()
+
+        def recording(graph: Any, *, stream: tuple[int, int], **_: Any) -> nullcontext[None]:
+            self.recorded_on.append(stream)
+            return nullcontext()
+
+        graph = SimpleNamespace(replay=lambda: None)
+        monkeypatch.setattr(torch.cuda, "Stream", stream)
+        monkeypatch.setattr(torch.cuda, "stream", enter)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+        monkeypatch.setattr(torch.cuda, "graph", recording)
+
+
+def test_no_recording_has_the_stream_on_which_another_thread_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copies would be recorded with the work, or waiting for them would fail."""
+    pool, device = StreamPool(monkeypatch), torch.device("cuda", 0)
+    graphs = CudaGraphs(device)
+    with side_stream(device):
+        for _ in range(100):
+            graphs.record(dict)
+    assert len(pool.recorded_on) == 100
+    assert not set(pool.entered) & set(pool.recorded_on)
+
+
+@pytest.mark.gpu
+def test_a_thread_copies_on_while_more_graphs_are_recorded_than_torch_has_streams() -> None:
+    device = torch.device("cuda")
+    graphs, x = CudaGraphs(device), torch.ones(8, device=device)
+    with copying(device):
+        for number in range(70):
+            replay, results = graphs.record(lambda number=number: {"y": x * number})
+            replay()
+            assert results["y"].tolist() == [float(number)] * 8
 
 
 @pytest.mark.gpu

@@ -227,7 +227,7 @@ class Device:
             yield
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side"))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream("side"))
         monkeypatch.setattr(torch.cuda, "stream", stream)
         monkeypatch.setattr(
             torch.cuda,
