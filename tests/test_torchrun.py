@@ -18,13 +18,14 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.peers.boards import StoreBoard
-from sampleforge.peers.group import RankGroup, RankLost
+from sampleforge.peers.group import RankGroup, RankLost, SoloGroup
 from sampleforge.peers.rendezvous import StartupRendezvous, own_address, peer_mismatch
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.events import Event
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
+from sampleforge.topologies import devices
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.devices import backend_and_device
 from sampleforge.topologies.ranks.plan import check_world
@@ -86,7 +87,8 @@ def test_settings_that_do_not_go_with_torchrun_are_refused(config: Any, answer: 
         check_world(config, world(max_attempts=3))
 
 
-def test_each_rank_takes_the_gpu_of_its_number() -> None:
+def test_each_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_nccl_available", lambda: True)
     with assumed(Machine(cores=4, gpus=2)):
         assert backend_and_device("cuda", world(1))[::2] == ("nccl", "cuda:1")
         assert backend_and_device("cuda", world(2, size=3))[::2] == ("gloo", "cuda:0")
@@ -161,6 +163,17 @@ def test_a_missing_rank_is_named(port: int) -> None:
     waiting = StartupRendezvous(world(1, 3, port, has_store=True), patience=0.3)
     with pytest.raises(RankLost, match=r"rank 1 of 3 has waited 0.3 s .* did not come"):
         waiting.follow(about())
+
+
+def test_the_only_rank_of_torchrun_exchanges_nothing(port: int) -> None:
+    """With a store, through which it would find others."""
+    alone = StartupRendezvous(world(0, 1, port, has_store=True), patience=5.0)
+    alone.lead({}, about())
+    with assumed(Machine(cores=4, gpus=1)):
+        backend, note, device = backend_and_device("cuda", world(0, 1))
+    join = alone.of_group(backend, 60.0, device)
+    assert isinstance(join.join(0), SoloGroup) and join.device == "cuda:0"
+    assert note == "one rank, which exchanges no gradients"
 
 
 def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:

@@ -10,6 +10,7 @@ another one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -72,9 +73,16 @@ class SoloGroup:
         pass
 
 
-def join_solo(generation: int) -> RankGroup:
-    """Return a `SoloGroup`, as `Rendezvous.join` does for several."""
-    return SoloGroup()
+@dataclass(frozen=True)
+class SoloRendezvous:
+    """The `Rendezvous` of a single rank."""
+
+    device: str
+    rank = 0
+    size = 1
+
+    def join(self, generation: int) -> RankGroup:
+        return SoloGroup()
 
 
 class Rendezvous(Protocol):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sampleforge.config import ConfigError
-from sampleforge.peers.group import RankLost
+from sampleforge.peers.group import RankLost, Rendezvous, SoloRendezvous
 from sampleforge.peers.torch_group import Backend, StoreRendezvous
 from sampleforge.runtime.torchrun import World
 
@@ -143,10 +143,12 @@ class StartupRendezvous:
         """Return a new connection to the store, all of whose keys belong to this round."""
         return PrefixStore(self.token, self._open(is_master=False))
 
-    def of_group(self, backend: Backend, timeout: float, device: str) -> StoreRendezvous:
+    def of_group(self, backend: Backend, timeout: float, device: str) -> Rendezvous:
         """Return the object with which this rank, which learns on ``device``, joins the others'
         group, once all have come. ``timeout``: see `ProcessGroup`."""
         rank, size = self.world.rank, self.world.size
+        if size == 1:
+            return SoloRendezvous(device)
         return StoreRendezvous(
             self.another_store, rank, size, backend, timeout, device, address=self.address
         )

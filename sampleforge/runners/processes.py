@@ -338,7 +338,7 @@ class ProcessRunner:
                 if alone:
                     raise TimeoutError(silent)
                 if not self._restart_silent(node, silent):
-                    raise TimeoutError(f"{silent}; its stacks are above")
+                    raise TimeoutError(node.restart.told(f"{silent}; its stacks are above"))
             if self._lives[node.name] is not life:  # its successor is asked again
                 life, starts = self._lives[node.name], patient
                 number, asked = life.request(kind, payload), monotonic()
@@ -370,7 +370,7 @@ class ProcessRunner:
                 self._not_missed[node.name] = message
                 self._note(f"after the interrupt: {message}")
             elif not (restart and life.was_killed and self._restart(node, message)):
-                raise WorkerDied(message)
+                raise WorkerDied(node.restart.told(message) if life.was_killed else message)
 
     def _restart(self, node: Node, why: str) -> bool:
         """Begin another life of a worker, if its rule allows it."""
@@ -408,7 +408,7 @@ class ProcessRunner:
                     else hangs(node.name, age, self._step_timeout, starting=starting)
                 )
                 if not self._restart(node, hung):
-                    raise WorkerDied(hung)
+                    raise WorkerDied(node.restart.told(hung))
 
     def _check_silent(self) -> None:
         """Replace the members of a group that the others wait for in vain: those inside an update
@@ -423,7 +423,7 @@ class ProcessRunner:
                 f"for it (--{node.role}-timeout)"
             )
             if not self._restart_silent(node, message):
-                raise WorkerDied(f"{message}; its stacks are above")
+                raise WorkerDied(node.restart.told(f"{message}; its stacks are above"))
 
     def _restart_silent(self, node: Node, why: str) -> bool:
         """Show where a worker is that others wait for in vain, and begin another life of it, if

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch.distributed import is_nccl_available
+
 from sampleforge.config import ConfigError, typed
-from sampleforge.peers.group import PeerKind, Rendezvous
+from sampleforge.peers.group import PeerKind, Rendezvous, SoloRendezvous
 from sampleforge.peers.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.peers.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes, lacking, resolve_device, this_machine
@@ -19,11 +21,13 @@ from sampleforge.workers.config import LearnersConfig
 
 class GroupRendezvous(NamedTuple):
     """``members``: the rendezvous of each member; ``note`` names the transport of gradients;
-    ``resources`` must exist for as long as the members do."""
+    ``resources`` must exist for as long as the members do. ``not_replaced``: why no member is
+    replaced, and what the user can do; empty if they are."""
 
     members: list[Rendezvous]
     note: str
-    resources: tuple[object, ...]
+    resources: tuple[object, ...] = ()
+    not_replaced: str = ""
 
 
 def local_rendezvous(
@@ -37,6 +41,8 @@ def local_rendezvous(
     this opens its store. ``gradient_bytes``: of all gradients of a member; ``extra_bytes``: of the
     other data that it sends at a time."""
     size = len(devices)
+    if size == 1:
+        return GroupRendezvous([SoloRendezvous(devices[0])], f"one {member}, {ALONE}")
     backend, why = choose_backend(devices, member)
     if backend == "nccl":
         store = RendezvousStore()
@@ -44,11 +50,30 @@ def local_rendezvous(
             store.rendezvous(rank, size, backend, timeout, device, member)
             for rank, device in enumerate(devices)
         ]
-        return GroupRendezvous(joins, f"gradients through {why}", (store,))
+        note = f"gradients through {why}; a {member} that dies ends the run"
+        return GroupRendezvous(joins, note, (store,), NOT_REPLACED[member])
     memory = RankMemory(size, gradient_bytes + extra_bytes + LEAST_ROOM)
     joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
     note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
     return GroupRendezvous(joins, note, (memory,))
+
+
+ALONE = "which exchanges no gradients"
+NOT_REPLACED: dict[PeerKind, str] = {
+    "rank": (
+        "the run ends with it, because the ranks exchange their gradients through nccl, whose "
+        "group is not formed again. The same command resumes from the newest checkpoint. To have "
+        "ranks that die replaced, let them exchange gradients through shared memory: all on one "
+        "GPU (--device cuda:0) or on the CPU (--device cpu)"
+    ),
+    "learner": (
+        "the run ends with it, because the learners exchange their gradients through nccl, whose "
+        "group is not formed again. The same command resumes from the newest checkpoint. To have "
+        "learners that die replaced, use one (--num-learners 1), or let them exchange gradients "
+        "through shared memory: all on one GPU (--learner-devices cuda:0 cuda:0)"
+    ),
+}
+"""What is told of a member of a group through nccl that has died."""
 
 
 def choose_backend(devices: Sequence[str], member: PeerKind = "rank") -> tuple[Backend, str]:
@@ -59,6 +84,8 @@ def choose_backend(devices: Sequence[str], member: PeerKind = "rank") -> tuple[B
     gpus = this_machine().gpus
     if len(set(devices)) < len(devices):
         return "gloo", f"gloo: nccl needs a GPU per {member} ({gpus} here)"
+    if not is_nccl_available():
+        return "gloo", "gloo: this build of torch has no nccl"
     return "nccl", f"nccl: {gpus} GPUs for {len(devices)} {member}s"
 
 
@@ -152,7 +179,8 @@ def group_node(index: int, config: SlotsRunConfig | ReplayRunConfig, plan: Any) 
 
 
 def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
-    """Return (the backend, the reason for it as text, this rank's device)."""
+    """Return (the backend, a note that names it with the reason, this rank's device)."""
     devices = peer_devices(device, world.local_size)
     backend, why = choose_backend(devices)
-    return backend, why, devices[world.local_rank]
+    note = f"gradients through {why}" if world.size > 1 else f"one rank, {ALONE}"
+    return backend, note, devices[world.local_rank]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sampleforge.algorithms.averaging import Averaging
 from sampleforge.peers.boards import GroupEpoch
-from sampleforge.peers.group import join_solo
+from sampleforge.peers.group import SoloRendezvous
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import NumaNode
@@ -119,13 +119,17 @@ def _add_group(
     """Add learners that are replaced if they are killed. ``snapshot``: room for their state;
     ``rendezvous``: of several learners."""
     epoch = GroupEpoch(config.max_worker_restarts, len(makers))
-    restart = RestartInGroup(epoch, "learners" if rendezvous else "learner")
+    joins = rendezvous.members if rendezvous else [SoloRendezvous(str(makers[0].batches.device))]
+    restart = RestartInGroup(
+        epoch,
+        "learners" if rendezvous else "learner",
+        not_replaced=rendezvous.not_replaced if rendezvous else "",
+    )
     nodes = []
     for index, (maker, own) in enumerate(zip(makers, settings, strict=True)):
-        join = rendezvous.members[index].join if rendezvous else join_solo
         first_row = settings[0].post.row
         in_group = GroupMember(
-            Membership(index, join, epoch, graph.stop, graph.counters, first_row),
+            Membership(index, joins[index].join, epoch, graph.stop, graph.counters, first_row),
             maker,
             own.post,
             own.weights,

@@ -14,6 +14,10 @@ class RestartRule:
         None if the node is not restarted and the run ends."""
         return None
 
+    def told(self, why: str) -> str:
+        """Return ``why`` a run ends whose node is not restarted, with what there is to say of that."""
+        return why
+
     def news(self) -> str | None:
         """Return a message about the latest restart; None if there is no new one."""
         return None
@@ -38,17 +42,24 @@ class RestartAlone(RestartRule):
 
 class RestartInGroup(RestartRule):
     """Restart the worker, and make all members of its group form a new group. The members share one
-    rule. ``members``: their name in messages."""
+    rule. ``members``: their name in messages. ``not_replaced``: why none is restarted, and what the
+    user can do; empty if they are."""
 
-    def __init__(self, epoch: GroupEpoch, members: str = "ranks") -> None:
+    def __init__(
+        self, epoch: GroupEpoch, members: str = "ranks", *, not_replaced: str = ""
+    ) -> None:
         self.epoch = epoch
         self._members = members
+        self._not_replaced = not_replaced
         self._told = 0
 
     def begin_next_life(self) -> str | None:
-        if not self.epoch.begin():
+        if self._not_replaced or not self.epoch.begin():
             return None
         return f"{self.epoch.generation} of {self.epoch.limit} times"
+
+    def told(self, why: str) -> str:
+        return f"{why}; {self._not_replaced}" if self._not_replaced else why
 
     def news(self) -> str | None:
         """Return from which update the group goes on, once all members have joined."""

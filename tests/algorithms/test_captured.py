@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -244,13 +245,17 @@ def test_no_recording_has_the_stream_on_which_another_thread_copies(
     assert not set(pool.entered) & set(pool.recorded_on)
 
 
+def times(x: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
+    return {"y": x * number}
+
+
 @pytest.mark.gpu
 def test_a_thread_copies_on_while_more_graphs_are_recorded_than_torch_has_streams() -> None:
     device = torch.device("cuda")
     graphs, x = CudaGraphs(device), torch.ones(8, device=device)
     with copying(device):
         for number in range(70):
-            replay, results = graphs.record(lambda number=number: {"y": x * number})
+            replay, results = graphs.record(partial(times, x, number))
             replay()
             assert results["y"].tolist() == [float(number)] * 8
 

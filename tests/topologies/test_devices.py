@@ -11,15 +11,19 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.peers.boards import GroupEpoch
+from sampleforge.peers.group import SoloGroup
 from sampleforge.run.reports.system import gpus_of
 from sampleforge.runtime.machine import Machine, assumed, resolve_device
+from sampleforge.topologies import devices
 from sampleforge.topologies.builders import records_acting
-from sampleforge.topologies.devices import uses_cuda_graphs
+from sampleforge.topologies.devices import local_rendezvous, uses_cuda_graphs
 from sampleforge.topologies.learner_maker import _use_graphs
 from sampleforge.topologies.pairings.critics_config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.pairings.dqn_config import ApexConfig
 from sampleforge.topologies.pairings.ppo_config import AppoConfig
 from sampleforge.topologies.pairings.pqn_config import PqnConfig
+from sampleforge.topologies.restarts import RestartInGroup
 
 APPO = AppoConfig(env="CartPole-v1", cuda_graphs=True, train_for_env_steps=100)
 APEX = ApexConfig(env="CartPole-v1", cuda_graphs=True)
@@ -102,3 +106,45 @@ def test_figures_are_of_the_gpus_that_a_run_uses(inference: str, used: set[int])
         config = SacConfig(env="Pendulum-v1", device="cuda", learner_devices=("cuda:1",))
         plan: Any = SimpleNamespace(device="cuda", inference=inference)
         assert gpus_of(config, plan) == used
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_one_rank_exchanges_no_gradients(device: str) -> None:
+    """It needs neither nccl nor shared memory."""
+    with assumed(Machine(cores=4, gpus=1)):
+        found = local_rendezvous([device], 60.0, 1000)
+    (only,) = found.members
+    assert (only.rank, only.size, only.device) == (0, 1, device)
+    assert isinstance(only.join(0), SoloGroup) and isinstance(only.join(3), SoloGroup)
+    assert found.note == "one rank, which exchanges no gradients"
+    assert not found.resources and not found.not_replaced
+
+
+@pytest.mark.parametrize(
+    ("member", "remedy"), [("rank", "--device cuda:0"), ("learner", "--learner-devices cuda:0")]
+)
+def test_a_member_that_dies_ends_a_group_through_nccl(
+    monkeypatch: pytest.MonkeyPatch, member: Any, remedy: str
+) -> None:
+    monkeypatch.setattr(devices, "is_nccl_available", lambda: True)
+    with assumed(Machine(cores=4, gpus=2)):
+        found = local_rendezvous(["cuda:0", "cuda:1"], 60.0, 1000, member)
+        on_one = local_rendezvous(["cuda:0", "cuda:0"], 60.0, 1000, member)
+    assert found.note.endswith(f"a {member} that dies ends the run")
+    rule = RestartInGroup(GroupEpoch(3, 2), not_replaced=found.not_replaced)
+    assert rule.begin_next_life() is None and rule.epoch.generation == 0
+    told = rule.told("rank 1 was ended by signal SIGKILL")
+    assert told.startswith("rank 1 was ended by signal SIGKILL; the run ends with it")
+    assert "nccl" in told and "The same command resumes" in told and remedy in told
+    assert not on_one.not_replaced and "shared memory" in on_one.note
+
+
+def test_without_nccl_the_ranks_of_several_gpus_use_shared_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "is_nccl_available", lambda: False)
+    with assumed(Machine(cores=4, gpus=2)):
+        found = local_rendezvous(["cuda:0", "cuda:1"], 60.0, 1000)
+        backend, why = devices.choose_backend(["cuda:0", "cuda:1"])
+    assert "shared memory" in found.note and not found.not_replaced
+    assert backend == "gloo" and "no nccl" in why

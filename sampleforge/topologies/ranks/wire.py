@@ -66,7 +66,9 @@ def wire_ranks(
         policy,
         episodes,
         RolloutBoard(ranks),
-        RestartInGroup(GroupEpoch(config.max_rank_restarts, ranks)),
+        RestartInGroup(
+            GroupEpoch(config.max_rank_restarts, ranks), not_replaced=rendezvous.not_replaced
+        ),
         [graph.new_row() for _ in range(ranks)],
         snapshot=snapshot,
         recorded=queue,
@@ -162,7 +164,7 @@ def wire_world(
     graph = GraphBuilder(config, start, hooks)
     new_model = NetworkMaker(algorithm, config, spec, start.seed)
     played, known = EpisodeList(), EpisodeList()
-    backend, why, device = backend_and_device(plan.device, world)
+    backend, note, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
     context = RankContext(
         graph,
@@ -194,7 +196,7 @@ def wire_world(
         groups=[group],
         edges=[*edges(world.size), *evaluation],
         notes=[
-            *notes(config, plan, spec, f"gradients through {why}"),
+            *notes(config, plan, spec, note),
             f"rendezvous at {world.store}",
         ],
         episodes=known,

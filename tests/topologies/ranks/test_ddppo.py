@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.devices import NOT_REPLACED, local_rendezvous
+from sampleforge.topologies.ranks import wire
 from sampleforge.workers.group_member import RanksDiverged, check_same_state, share_state
 from tests.support.graphs import resolved, spec_of
 from tests.support.pairings import plan_of
@@ -308,6 +311,52 @@ def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_p
     _, shown = run.communicate(timeout=60)  # nobody waits for the rank until its time-out
     assert run.returncode == 1 and summary_of(tmp_path)["status"] == "failed"
     assert "rank 1 was ended by signal SIGKILL" in shown
+
+
+class Killing(Callback):
+    """Kills a worker once something was learned."""
+
+    def __init__(self, victim: str) -> None:
+        self.victim = victim
+        self.killed = False
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        if report["updates"] > 10 and not self.killed:
+            self.killed = True
+            os.kill(session.pids()[self.victim], signal.SIGKILL)
+
+
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize("victim", [0, slow(1)])
+def test_a_killed_rank_of_a_group_through_nccl_ends_the_run_with_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """The group of the test goes through shared memory; the driver takes it for one of nccl."""
+
+    def as_through_nccl(*args: Any) -> Any:
+        return local_rendezvous(*args)._replace(not_replaced=NOT_REPLACED["rank"])
+
+    monkeypatch.setattr(wire, "local_rendezvous", as_through_nccl)
+    folder = tmp_path / "run"
+    chosen = config(run_dir=str(folder), train_for_env_steps=10_000_000, report_interval=0.3)
+    with pytest.raises(WorkerDied) as raised:
+        train(chosen, callbacks=[Killing(f"rank {victim}")])
+    told = str(raised.value)
+    assert told.startswith(f"rank {victim} was ended by signal SIGKILL") and "nccl" in told
+    assert "The same command resumes from the newest checkpoint" in told
+    summary = summary_of(tmp_path)
+    assert summary["status"] == "failed" and not summary["restarts"]
+    assert newest(folder)
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_killed_only_rank_is_replaced_and_goes_on(tmp_path: Path) -> None:
+    folder, killing = tmp_path / "run", Killing("rank 0")
+    chosen = config(num_ranks=1, run_dir=str(folder), train_for_env_steps=20_000, debug=True)
+    train(replace(chosen, report_interval=0.2), callbacks=[killing])
+    summary = summary_of(tmp_path)
+    assert killing.killed and summary["restarts"] == 1 and summary["status"] == "finished"
+    assert "one rank, which exchanges no gradients" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.multiprocess(timeout=120)

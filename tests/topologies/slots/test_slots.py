@@ -22,7 +22,9 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.topologies import learner_group
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.devices import NOT_REPLACED, local_rendezvous
 from tests.support.graphs import build
 from tests.support.processes import StartCli
 from tests.support.rank_learners import (
@@ -174,6 +176,19 @@ def learners(**kwargs: Any) -> AppoConfig:
         "model": model_of("none"),
     }
     return AppoConfig(**{**defaults, **kwargs})
+
+
+def test_learners_of_a_group_through_nccl_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_through_nccl(*args: Any) -> Any:
+        return local_rendezvous(*args)._replace(not_replaced=NOT_REPLACED["learner"])
+
+    graph, _ = build(learners())
+    assert all(node.restart.begin_next_life() for node in graph.having("learner"))
+    monkeypatch.setattr(learner_group, "local_rendezvous", as_through_nccl)
+    graph, _ = build(learners())
+    for node in graph.having("learner"):
+        assert node.restart.begin_next_life() is None
+        assert "nccl" in node.restart.told(f"{node.name} was ended by signal SIGKILL")
 
 
 @pytest.mark.multiprocess
