@@ -28,6 +28,7 @@ from sampleforge.ops.returns import gae, learned_rewards
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.slots import NOT_TAKEN
+from sampleforge.shared.staging import page_locked
 
 
 def env_share(step_mask: Tensor, env_row: Tensor, gather: Gather = alone) -> Tensor:
@@ -281,7 +282,7 @@ def minibatch_positions(
             yield share.own(drawn, rows).to(device)
         return
     # From page-locked memory the copy does not block.
-    on_host = torch.randperm(count, generator=generator, pin_memory=device.type == "cuda")
+    on_host = page_locked(torch.randperm(count, generator=generator), device)
     order = on_host.to(device, non_blocking=True)
     yield from torch.split(order, per)
 

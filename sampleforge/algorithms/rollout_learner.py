@@ -35,6 +35,7 @@ from sampleforge.models.forward import autocast
 from sampleforge.models.passes_by_hand import ActorCriticPasses, passes_of
 from sampleforge.ops.schedules import kl_adaptive
 from sampleforge.rollouts.batch import Batch
+from sampleforge.shared.staging import page_locked
 
 LEARNER_HYPERPARAMETERS = (
     "learning_rate",
@@ -232,10 +233,9 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
         on_host = torch.empty((self._num_epochs, count), dtype=torch.int64)
         for order in on_host if count else ():
             order.copy_(torch.randperm(count, generator=self._generator))
-        if device.type == "cuda":
-            on_host = on_host.pin_memory()
         rate = torch.full((), self._learning_rate, device=device)
-        return DrawnSteps(experience, on_host.to(device, non_blocking=True), rate)
+        positions = page_locked(on_host, device).to(device, non_blocking=True)
+        return DrawnSteps(experience, positions, rate)
 
     def _minibatches_of(self, drawn: DrawnSteps) -> Minibatches:
         """Return the minibatches of steps that were drawn."""

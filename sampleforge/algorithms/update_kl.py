@@ -10,6 +10,7 @@ from sampleforge.algorithms.experience import WHOLE, Experience, Share, part_of_
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.masked import masked_mean
 from sampleforge.ops.running_stats import Gather
+from sampleforge.shared.staging import page_locked
 
 KL_STEPS = 512
 """Size of the sample that is taken of a larger batch, in env steps. The KL is exact at each."""
@@ -67,8 +68,7 @@ def _sample(
     if share.learners > 1:
         own = share.own(index, rows).to(device)
         return part_of_minibatch(experience, own, whole_rows=whole_rows), stands_for
-    if device.type == "cuda":  # from page-locked memory the copy is not waited for
-        index = index.pin_memory().to(device, non_blocking=True)
+    index = page_locked(index, device).to(device, non_blocking=True)  # which is not waited for
     sample = experience.rows(index) if whole_rows else experience.steps(index)
     return sample, stands_for
 

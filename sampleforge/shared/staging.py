@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def page_lock(buffer: torch.Tensor) -> None:
     """Page-lock the memory of ``buffer``, shared or not, for CUDA, as long as the tensor lives.
 
     Where the machine refuses (containers and WSL may), copies from and to it are slower, and each
-    is waited for: a warning says so.
+    is waited for: a warning of the process says so.
     """
     address = buffer.data_ptr()
     if address in _locked:
@@ -30,15 +31,35 @@ def page_lock(buffer: torch.Tensor) -> None:
     code = int(runtime.cudaHostRegister(address, buffer.nbytes, 0))
     if code:
         _forget_error()
-        log.warning(
-            "CUDA cannot page-lock %.0f MiB of shared memory (%s): copies to and from the GPU are "
-            "slower. In a container, allow it to lock memory (--ulimit memlock=-1)",
-            buffer.nbytes / 2**20,
-            runtime.cudaGetErrorString(runtime.cudaError(code)),
-        )
+        _warn_of_refusal(runtime.cudaGetErrorString(runtime.cudaError(code)))
         return
     # Not at the interpreter's exit: CUDA may have shut down before.
     weakref.finalize(buffer, _unlock, runtime, address).atexit = False
+
+
+def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return ``tensor`` in memory from which copies to ``device``, and to which copies from it, are
+    not waited for: for a CUDA device a copy of it that is page-locked, or, where the machine
+    refuses, the tensor itself, as for a CPU; see `page_lock`."""
+    if device.type != "cuda":
+        return tensor
+    try:
+        return tensor.pin_memory()
+    except RuntimeError as error:
+        _forget_error()
+        _warn_of_refusal(str(error).split("\n")[0].removeprefix("CUDA error: "))
+        return tensor
+
+
+@cache
+def _warn_of_refusal(why: str) -> None:
+    """Warn, once in this process for each reason. The text is the same for all memory, because the
+    driver shows what several workers warn of once."""
+    log.warning(
+        "CUDA cannot page-lock memory (%s): copies to and from the GPU are slower. In a container, "
+        "allow it to lock memory (--ulimit memlock=-1)",
+        why,
+    )
 
 
 def _forget_error() -> None:

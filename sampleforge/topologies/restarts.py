@@ -15,7 +15,7 @@ class RestartRule:
         return None
 
     def told(self, why: str) -> str:
-        """Return ``why`` a run ends whose node is not restarted, with what there is to say of that."""
+        """Return ``why`` a run ends whose node is not restarted, with what it tells the user."""
         return why
 
     def news(self) -> str | None:

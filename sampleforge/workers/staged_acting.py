@@ -13,7 +13,7 @@ from sampleforge.algorithms.acting import Acted, Acting, Array, as_arrays
 from sampleforge.algorithms.captured import CapturedWork, CudaGraphs, Graphs, Outputs
 from sampleforge.ops.tensors import moved
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.shared.staging import wait_for_copies
+from sampleforge.shared.staging import page_locked, wait_for_copies
 
 Places = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 """Slots and time steps, int64 [n] each."""
@@ -40,7 +40,8 @@ class StagedActing:
 
     On a CUDA device inputs and answers lie in page-locked memory. From the second time on that a
     number of requests is answered, its copies to the device, its step and the copies back are
-    launched at once, as a graph, if the policy has no recurrent core and `Acting.graphs` allows it.
+    launched at once, as a graph, if the policy has no recurrent core and `Acting.graphs` allows it;
+    but not where the machine refuses to page-lock: a graph cannot copy from and to other memory.
     ``graphs``: in the place of the device's. ``spins``: the device is waited for in a loop.
     """
 
@@ -59,12 +60,13 @@ class StagedActing:
         self._device = device
         self._spins = spins
         self._pins = device.type == "cuda"
-        self._inputs = {most: _new_inputs(shape, most * shape.rows, self._pins)}
+        self._inputs = {most: _new_inputs(shape, most * shape.rows, device)}
         self._most = most
+        locked = self._inputs[most].rows.is_pinned()
         self._answers: dict[int, Acted[torch.Tensor]] = {}  # the places of those of n rows
         self._arrays: dict[int, Acted[Array]] = {}  # the same places
         self._depends_on: object = None
-        if graphs is None and self._pins and not shape.state_size and acting.graphs:
+        if graphs is None and locked and not shape.state_size and acting.graphs:
             graphs = CudaGraphs(device, acting.generator)
         self._captured: CapturedWork | None = None
         if graphs is not None:
@@ -122,7 +124,10 @@ class StagedActing:
         return {}
 
     def _place(self, answer: torch.Tensor) -> torch.Tensor:
-        return torch.empty(answer.shape, dtype=answer.dtype, pin_memory=self._pins)
+        place = page_locked(torch.empty(answer.shape, dtype=answer.dtype), self._device)
+        if self._pins and not place.is_pinned():
+            self._captured = None
+        return place
 
 
 def gather(slots: TrajectorySlots, at: Places, inputs: Inputs) -> None:
@@ -156,9 +161,9 @@ def _take(column: npt.NDArray[np.generic], at: Places, into: torch.Tensor) -> No
     flat.take(at[0] * steps + at[1], 0, blocks, "clip")  # without a buffer, unlike "raise"
 
 
-def _new_inputs(shape: SlotShape, rows: int, pins: bool) -> Inputs:
+def _new_inputs(shape: SlotShape, rows: int, device: torch.device) -> Inputs:
     def new(inner: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros((rows, *inner), dtype=dtype, pin_memory=pins)
+        return page_locked(torch.zeros((rows, *inner), dtype=dtype), device)
 
     leaves = shape.spec.observations.items()
     return Inputs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.shared import staging
 from sampleforge.shared.arrays import SharedArrays
-from sampleforge.shared.staging import begin_on, page_lock
+from sampleforge.shared.staging import begin_on, page_lock, page_locked
 from tests.support.slots import some_slots
 
 CPU = torch.device("cpu")
@@ -42,6 +43,11 @@ class Runtime:
         return 0
 
 
+@pytest.fixture(autouse=True)
+def warned_of_nothing() -> None:
+    staging._warn_of_refusal.cache_clear()
+
+
 def test_page_locks_end_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
@@ -61,11 +67,39 @@ def test_where_memory_cannot_be_locked_a_warning_says_so_once(
     runtime.refuses = 801
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(staging, "_forget_error", lambda: forgotten.append(True))
-    arrays = SharedArrays({"x": ((10,), "float32")})
+    arrays, more = (SharedArrays({"x": ((10,), "float32")}) for _ in range(2))
     page_lock(arrays.buffer)
     page_lock(arrays.buffer)
     assert len(caplog.records) == len(forgotten) == 1 and not runtime.locked
+    page_lock(more.buffer)
+    assert len(caplog.records) == 1 and len(forgotten) == 2
     assert "operation not supported" in caplog.text and "--ulimit memlock=-1" in caplog.text
+
+
+def test_memory_of_torch_that_cannot_be_locked_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forgotten: list[bool] = []
+
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: operation not supported\nCUDA kernel errors might be ...")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    monkeypatch.setattr(staging, "_forget_error", lambda: forgotten.append(True))
+    for number in range(3):
+        tensor = torch.arange(5) + number
+        assert page_locked(tensor, CPU) is tensor and len(forgotten) == number
+        assert page_locked(tensor, torch.device("cuda", 0)) is tensor
+    (record,) = caplog.records
+    assert "page-lock memory (operation not supported): copies" in record.getMessage()
+    assert "--ulimit memlock=-1" in record.getMessage()
+
+
+def test_nothing_else_page_locks() -> None:
+    """Elsewhere a machine that refuses would end the run."""
+    package = Path(staging.__file__).parents[1]
+    having = {path.name for path in package.rglob("*.py") if "pin_memory" in path.read_text()}
+    assert having == {"staging.py"}
 
 
 @pytest.mark.parametrize(("device", "number"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
@@ -87,7 +121,7 @@ def test_refused_page_locks_leave_no_error_behind(caplog: pytest.LogCaptureFixtu
     inner = buffer.data_ptr() + (1 << 20)
     assert int(runtime.cudaHostRegister(inner, 1 << 16, 0)) == 0  # type: ignore[attr-defined]
     page_lock(buffer)
-    assert "cannot page-lock 4 MiB" in caplog.text
+    assert "cannot page-lock memory" in caplog.text
     assert torch.ones(3, device="cuda").sum().item() == 3.0
     there = torch.empty_like(buffer, device="cuda")
     there.copy_(buffer.fill_(7), non_blocking=True)

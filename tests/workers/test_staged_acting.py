@@ -16,6 +16,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.run.session import Session
+from sampleforge.shared import staging
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
@@ -190,6 +191,28 @@ def test_a_run_with_graphs_of_its_policy_worker_is_the_run_without(
     through = weights("through")
     assert graphs.recorded > 0
     assert all(torch.equal(plain[name], through[name]) for name in plain)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_there_are_no_graphs_where_the_machine_refuses_to_page_lock(
+    monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """Torch records no copy from or to other memory."""
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        if refuses:
+            raise RuntimeError("CUDA error: operation not supported")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(staging, "_forget_error", lambda: None)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: not refuses)
+    slots = slots_of_random_steps()
+    staged = StagedActing(acting_on(CPU), slots.shape, torch.device("cuda"), PLACES)
+    assert staged.at_once(3) == (3 if refuses else 2)
+    refuses = True  # only the places of the answers
+    staged._place(torch.zeros(3))
+    assert staged.at_once(3) == 3
 
 
 @pytest.mark.gpu
