@@ -9,6 +9,8 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
+from sampleforge.config import typed
+
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
     from sampleforge.topologies.graph import PolicyGroup
@@ -133,9 +135,23 @@ def answer_at_once(session: Session, group: PolicyGroup) -> Mapping[str, float]:
     return {}
 
 
+def note_sizes(session: Session, error: BaseException) -> None:
+    """Add to an error for which a GPU had not enough memory what the run has on it."""
+    from sampleforge.run.screen.messages import plan_line
+    from sampleforge.workers.worker import GPU_FULL
+
+    if GPU_FULL not in describe(error) or getattr(error, "__notes__", None):
+        return
+    config, names = session.resolved, ("minibatch_size", "replay_gpu_memory")
+    given = {name: getattr(config, name, None) for name in names}
+    more = [typed(name, value) for name, value in given.items() if value]
+    error.add_note(f"This run has {', '.join([plan_line(config, session.plan), *more])}")
+
+
 def describe(error: BaseException) -> str:
-    """Return an error as text: a worker's death ends with the worker's own traceback, and where the
-    session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
+    """Return an error as text, with its notes: a worker's death ends with the worker's own
+    traceback, and where the session was when it noticed says nothing; so it is with a lost rank, or
+    a full disk."""
     from sampleforge.peers.group import RankLost
     from sampleforge.run.checkpoints import CheckpointNotWritten
     from sampleforge.run.folder.checkpoint import CheckpointError
@@ -146,9 +162,10 @@ def describe(error: BaseException) -> str:
     from sampleforge.workers.metrics import DivergedError
     from sampleforge.workers.worker import out_of_memory
 
-    if (text := out_of_memory(error)) is not None:  # of a worker in this process (--serial)
-        return text
+    notes = getattr(error, "__notes__", [])
     of_folder = (CannotWrite, CheckpointError, CheckpointNotWritten, RunFolderGone)
     if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
-        return str(error)
+        return "\n".join([str(error), *notes])
+    if (text := out_of_memory(error)) is not None:  # of a worker in this process (--serial)
+        return "\n".join([text, *notes])
     return "".join(traceback.format_exception(error)).rstrip()

@@ -476,6 +476,7 @@ class Session:
             self._has_ended = True
             end(self.take_results)  # of the last moments
             if failure is not None:
+                ending.note_sizes(self, failure)
                 end(lambda: self.message(ending.describe(failure), "error"))
             end(lambda: self._sum_up(failure))
         self._runner = None  # it refers back to this object, which is freed at once now

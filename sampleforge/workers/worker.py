@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import sys
 import traceback
@@ -257,12 +258,21 @@ def _told(error: BaseException) -> str:
     )
 
 
+GPU_FULL = "the GPU has not enough memory"
+_REFUSED = re.compile(r"CUDA (driver )?error: out of memory|_ALLOC(ATION)?_FAILED")
+"""What CUDA, cuBLAS and cuDNN say when they get no memory, as on a GPU that other programs fill:
+torch raises an OutOfMemoryError only for its own tensors."""
+
+
 def out_of_memory(error: BaseException) -> str | None:
     """Return what to say of an error for which a GPU had not enough memory; None of another."""
-    if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every worker imports
+    # Torch's own class goes by its name, because not every worker imports torch.
+    refused = isinstance(error, RuntimeError) and _REFUSED.search(str(error))
+    if type(error).__name__ != "OutOfMemoryError" and not refused:
         return None
+    why = str(error).split(". See documentation")[0].split("\n")[0]
     return (
-        f"the GPU has not enough memory: {str(error).split('. See documentation')[0]}. Lower "
+        f"{GPU_FULL}: {why}. Lower "
         "--batch-size or --minibatch-size (learner), --replay-gpu-memory (its copies of "
         "frames), --num-envs-per-worker or --num-policy-workers (inference), or end other "
         "programs that use the GPU"
