@@ -248,6 +248,7 @@ class GroupLearnerWorker:
         self._batches.take_over()
 
     def start(self) -> None:
+        begin_on(self._batches.device)  # before the learner, which is made for its group
         learner = self._member.start()
         worker = LearnerWorker(
             lambda: learner,

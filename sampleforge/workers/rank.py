@@ -12,6 +12,7 @@ from sampleforge.peers.boards import Board
 from sampleforge.peers.group import RankLost
 from sampleforge.rollouts.batch import SlotBatches
 from sampleforge.shared.events import EventList
+from sampleforge.shared.staging import begin_on
 from sampleforge.workers.actor import END_RECORDING, ActorWorker
 from sampleforge.workers.group_member import POLL_INTERVAL, GroupMember
 from sampleforge.workers.learner import LearnerSettings, LearnerWorker
@@ -156,6 +157,7 @@ class RankWorker:
         self._preemption.forget()
 
     def start(self) -> None:
+        begin_on(self._batches.device)  # before anything of the actor or the learner is on it
         self._actor.start()
         self._count = self._counters.row(self._index)
         learner = self._member.start()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
 
-from sampleforge.runtime.processes import start_fork_server
+from sampleforge.runtime.processes import process_context, start_fork_server
 
 PROGRAM = """
 from sampleforge.runtime.processes import process_context, start_fork_server
@@ -24,6 +25,28 @@ if __name__ == "__main__":
 
 
 @pytest.mark.multiprocess(timeout=60)
+def order_of_gpus(answer: Connection) -> None:
+    answer.send(os.environ.get("CUDA_DEVICE_ORDER"))
+
+
+@pytest.mark.multiprocess
+def test_a_worker_numbers_the_gpus_as_the_driver_s_tools_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the figures of a GPU would be those of another one."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    context = process_context()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    ours, theirs = context.Pipe()
+    process = context.Process(target=order_of_gpus, args=(theirs,))
+    process.start()
+    assert ours.recv() == "PCI_BUS_ID"
+    process.join()
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    process_context()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST", "as the user has set it"
+
+
 def test_a_long_path_of_temporary_files_leaves_room_for_addresses(tmp_path: Path) -> None:
     script, long = tmp_path / "script.py", tmp_path / ("x" * 100)
     script.write_text(PROGRAM)

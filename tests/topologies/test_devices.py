@@ -16,14 +16,19 @@ from sampleforge.peers.group import SoloGroup
 from sampleforge.run.reports.system import gpus_of
 from sampleforge.runtime.machine import Machine, assumed, resolve_device
 from sampleforge.topologies import devices
-from sampleforge.topologies.builders import records_acting
+from sampleforge.topologies.builders import NetworkMaker, records_acting
+from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.devices import local_rendezvous, uses_cuda_graphs
 from sampleforge.topologies.learner_maker import _use_graphs
 from sampleforge.topologies.pairings.critics_config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.pairings.dqn_config import ApexConfig
 from sampleforge.topologies.pairings.ppo_config import AppoConfig
 from sampleforge.topologies.pairings.pqn_config import PqnConfig
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.restarts import RestartInGroup
+from sampleforge.topologies.starts import ResumePoint
+from tests.support.graphs import one_policy, spec_of
+from tests.support.pairings import plan_of, wire_of
 
 APPO = AppoConfig(env="CartPole-v1", cuda_graphs=True, train_for_env_steps=100)
 APEX = ApexConfig(env="CartPole-v1", cuda_graphs=True)
@@ -106,6 +111,50 @@ def test_figures_are_of_the_gpus_that_a_run_uses(inference: str, used: set[int])
         config = SacConfig(env="Pendulum-v1", device="cuda", learner_devices=("cuda:1",))
         plan: Any = SimpleNamespace(device="cuda", inference=inference)
         assert gpus_of(config, plan) == used
+
+
+class Made(Exception):
+    """A worker makes its network."""
+
+
+@pytest.mark.parametrize(
+    ("config", "role"),
+    [
+        (AppoConfig(inference="worker"), "policy"),
+        (AppoConfig(), "learner"),
+        (AppoConfig(serial=True), "learner"),
+        (ApexConfig(replay_capacity=5000), "learner"),
+        (SacConfig(env="Pendulum-v1", replay_capacity=5000), "learner"),
+        (DdppoConfig(num_ranks=1), "rank"),
+    ],
+    ids=lambda value: getattr(value, "algo", value),
+)
+def test_every_worker_begins_on_its_device_before_it_makes_a_network(
+    monkeypatch: pytest.MonkeyPatch, config: Any, role: str
+) -> None:
+    """On cuda:0 torch would open another context, which takes half a GiB there."""
+    config = replace(config, env=config.env or "CartPole-v1", device="cuda:1", num_workers=None)
+    capability: Any = lambda gpu: (9, 0)  # noqa: E731
+    with assumed(Machine(cores=4, gpus=2, capability=capability)):
+        spec = spec_of(config)
+        config = pairing(config).resolved(config, spec)
+        plan = plan_of(config, spec, "cuda:1")
+        graph = wire_of(config, plan, spec, *one_policy(ResumePoint(1)))
+    begun: list[object] = []
+
+    def make(maker: NetworkMaker) -> Any:
+        raise Made
+
+    monkeypatch.setattr(NetworkMaker, "__call__", make)
+    monkeypatch.setattr(torch.cuda, "set_device", begun.append)
+    nodes = graph.having(role)
+    assert nodes
+    for node in nodes:
+        begun.clear()
+        # A policy worker has a generator on the device first, which a torch for CPUs has not.
+        with pytest.raises((Made, RuntimeError)):
+            node.worker.start()
+        assert set(begun) == {1}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
