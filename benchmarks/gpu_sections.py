@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ ENDING = 10.0
 """Seconds in which a process that was asked to end does so."""
 GRACE = 5
 """Seconds that the Multi-Process Service gives to programs that are left."""
-BREAKOUT = "ALE/Breakout-v5"
+BREAKOUT, MINATAR = "ALE/Breakout-v5", "MinAtar/Breakout"
+VIZDOOM, CARTPOLE, CHEETAH = "VizdoomBasic-v1", "CartPole-v1", "HalfCheetah-v5"
+MODULES = {BREAKOUT: "ale_py", VIZDOOM: "vizdoom", CHEETAH: "mujoco"}
+"""What environments need beside SampleForge itself."""
 
 
 class SectionError(Exception):
@@ -31,7 +35,12 @@ class SectionError(Exception):
 
 
 class NotHere(Exception):
-    """A section that this machine cannot run, with the reason."""
+    """A section that this machine cannot run: what it would do, and what is needed for it."""
+
+
+def is_here(env: str) -> bool:
+    """Return whether the machine has what ``env`` needs."""
+    return env not in MODULES or find_spec(MODULES[env]) is not None
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Setting:
     def sizes(self) -> list[str]:
         """The flags that make a run small on a CPU."""
         if not self.small:
-            return ["--benchmark-seconds", "10"]
+            return ["--benchmark-seconds", "8"]
         return ["--benchmark-seconds", "3", "--num-workers", "1", "--num-envs-per-worker", "8"]
 
 
@@ -110,8 +119,6 @@ def benchmark(
     of the setting's."""
 
     def run(setting: Setting, limit: float) -> dict[str, Any]:
-        if "--replay-gpu-memory" in flags and setting.small:
-            raise NotHere("the GPU's copies of frames need a GPU")
         given = SMALL_REPLAY if setting.small and "--replay-capacity" in flags else flags
         on = setting.device if device is None else device
         words = [algo, "--env", env, "--device", on, "--benchmark", *given]
@@ -119,6 +126,11 @@ def benchmark(
             words.append("--no-benchmark-peak")
         if algo == "ddppo" and "--num-ranks" not in flags:
             words += ["--num-ranks", str(setting.devices)]
+        would = f"would run `train.py {' '.join(words)}`"
+        if "--replay-gpu-memory" in flags and setting.small:
+            raise NotHere(f"{would}: the GPU's copies of frames need a GPU")
+        if not is_here(env):
+            raise NotHere(f"{would}, which needs the module {MODULES[env]}; install it")
         sizes = setting.sizes
         if algo == "ddppo" and "--num-workers" in sizes:
             at = sizes.index("--num-workers")
@@ -143,7 +155,10 @@ def with_service(run: Callable[[Setting, float], Any]) -> Callable[[Setting, flo
     def with_it(setting: Setting, limit: float) -> dict[str, Any]:
         control = shutil.which("nvidia-cuda-mps-control")
         if setting.small or control is None:
-            raise NotHere("NVIDIA's Multi-Process Service needs a GPU and nvidia-cuda-mps-control")
+            raise NotHere(
+                "would start NVIDIA's Multi-Process Service for the run, which needs a GPU and, in "
+                "the PATH, nvidia-cuda-mps-control, a part of NVIDIA's driver"
+            )
         with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
             names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
             os.environ |= dict.fromkeys(names, folder)  # a service of our own, for our processes
@@ -270,20 +285,24 @@ def show_profile(result: dict[str, Any]) -> str:
 
 
 def bf16_learns(setting: Setting, limit: float) -> dict[str, Any]:
-    """Train MinAtar/Breakout in bf16, with the defaults, which have convolutions, and evaluate
-    it."""
-    seconds = 8.0 if setting.small else min(100.0, limit - 20)
+    """Train Breakout in bf16 by the defaults, of ALE if the machine has it, else MinAtar's, and
+    evaluate it."""
+    seconds = 8.0 if setting.small else min(85.0, limit - 45)
+    env = BREAKOUT if is_here(BREAKOUT) and not setting.small else MINATAR
+    episodes = "10" if env == BREAKOUT else "50"  # of ALE each has thousands of steps
     with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, str(REPO / "train.py"), "appo", "--env", "MinAtar/Breakout"]
+        command = [sys.executable, str(REPO / "train.py"), "appo", "--env", env]
         command += ["--precision", "bf16", "--device", setting.device, "--seed", "1"]
         command += ["--train-for-seconds", f"{seconds:g}", "--run-dir", str(run_dir), "--quiet"]
         called(command, limit, Path(folder))
         evaluate = [sys.executable, "-m", "sampleforge", "eval", str(run_dir)]
-        output = called([*evaluate, "--episodes", "50", "--stochastic"], limit, Path(folder))
+        output = called([*evaluate, "--episodes", episodes, "--stochastic"], limit, Path(folder))
         summary = json.loads((run_dir / "summary.json").read_text())
     found = json.loads(output.splitlines()[-1])
     return {
+        "env": env,
+        "episodes": int(episodes),
         "seconds": seconds,
         "env_steps": summary["env_steps"],
         "return_mean": found["return_mean"],
@@ -293,9 +312,9 @@ def bf16_learns(setting: Setting, limit: float) -> dict[str, Any]:
 
 def show_bf16(result: dict[str, Any]) -> str:
     return (
-        f"`appo --env MinAtar/Breakout --precision bf16`: {result['env_steps']:,} env steps in "
-        f"{result['seconds']:.0f} s; 50 episodes with sampled actions: {result['return_mean']:.1f} "
-        f"(std {result['return_std']:.1f}); random actions have 0.5."
+        f"`appo --env {result['env']} --precision bf16`: {result['env_steps']:,} env steps in "
+        f"{result['seconds']:.0f} s; {result['episodes']} episodes with sampled actions: "
+        f"{result['return_mean']:.1f} (std {result['return_std']:.1f})."
     )
 
 
@@ -304,140 +323,90 @@ def show_tests(result: dict[str, Any]) -> str:
 
 
 EAGER = ("--no-cuda-graphs",)
-VIZDOOM, CARTPOLE, CHEETAH = "VizdoomBasic-v1", "CartPole-v1", "HalfCheetah-v5"
 AS_BEGUN = ("--learning-rate", "1e-9")
 """Keeps a policy as it began. In ViZDoom one that learns has short games, and a reset takes as long
 as four steps, so that the simulator would be slower beside it than alone."""
-ONE_STEP = ("--num-epochs", "1", "--minibatch-size", "1024")
-SIXTEEN_ROWS = ("--num-envs-per-worker", "16")
 SOON = ("--learning-starts", "500")
 WORKER, INLINE = ("--inference", "worker"), ("--inference", "inline")
 SMALL_REPLAY = ("--learning-starts", "1000", "--replay-capacity", "20000")
 FAST_START = ("--learning-starts", "5000", "--replay-capacity", "400000")
 SECTIONS = [
     Section("tests", "Tests marked `gpu`", 90, gpu_tests, show_tests),
-    Section("features", "Every algorithm with every feature", 300, features, show_features),
-    Section("appo-worker", "Breakout, APPO", 70, benchmark("appo", *WORKER), show_benchmark),
-    Section(
-        "appo-two-workers",
-        "Breakout, APPO, two policy workers",
-        *(55, benchmark("appo", *WORKER, "--num-policy-workers", "2", peak=False), show_benchmark),
-    ),
-    Section("learner", "Profile: a learner's update", 70, profile("learner"), show_profile),
-    Section("apex", "Breakout, Ape-X", 80, benchmark("apex", *FAST_START), show_benchmark),
+    Section("appo-worker", "Breakout, APPO", 60, benchmark("appo", *WORKER), show_benchmark),
+    Section("learner", "Profile: a learner's update", 55, profile("learner"), show_profile),
+    Section("apex", "Breakout, Ape-X", 60, benchmark("apex", *FAST_START), show_benchmark),
+    Section("bf16", "bf16 learns", 130, bf16_learns, show_bf16),
+    Section("features", "Every algorithm with every feature", 200, features, show_features),
     Section(
         "apex-gpu-frames",
         "Breakout, Ape-X, frames on the GPU",
         *(
-            70,
+            45,
             benchmark("apex", *FAST_START, *("--replay-gpu-memory", "8"), peak=False),
             show_benchmark,
         ),
     ),
-    Section("sac", "Profile: SAC's update", 60, profile("sac"), show_profile),
-    Section(
-        "appo-inline",
-        "Breakout, APPO, inline inference",
-        *(60, benchmark("appo", *INLINE, peak=False), show_benchmark),
-    ),
-    Section(
-        "appo-eager",
-        "Breakout, APPO, gradient steps without a graph",
-        *(55, benchmark("appo", *WORKER, *EAGER, peak=False), show_benchmark),
-    ),
+    Section("sac", "Profile: SAC's update", 40, profile("sac"), show_profile),
     Section(
         "ddppo",
         "Breakout, DD-PPO, a rank per device",
-        *(70, benchmark("ddppo"), show_benchmark),
-    ),
-    Section(
-        "ddppo-four-ranks",
-        "Breakout, DD-PPO, four ranks on one GPU",
-        *(70, benchmark("ddppo", "--num-ranks", "4", peak=False), show_benchmark),
+        *(40, benchmark("ddppo", peak=False), show_benchmark),
     ),
     Section(
         "vizdoom",
         "ViZDoom, APPO",
-        80,
+        60,
         benchmark("appo", *WORKER, *AS_BEGUN, env=VIZDOOM),
         show_benchmark,
     ),
     Section(
-        "vizdoom-two-workers",
-        "ViZDoom, APPO, two policy workers",
-        *(
-            70,
-            benchmark(
-                "appo", *WORKER, *AS_BEGUN, "--num-policy-workers", "2", env=VIZDOOM, peak=False
-            ),
-            show_benchmark,
-        ),
+        "sac-run",
+        "HalfCheetah, SAC",
+        *(40, benchmark("sac", *SOON, env=CHEETAH, peak=False), show_benchmark),
     ),
     Section(
-        "vizdoom-one-step",
-        "ViZDoom, APPO, one gradient step for each batch",
-        *(
-            60,
-            benchmark("appo", *WORKER, *AS_BEGUN, *ONE_STEP, env=VIZDOOM, peak=False),
-            show_benchmark,
-        ),
-    ),
-    Section(
-        "vizdoom-more-rows",
-        "ViZDoom, APPO, 16 env rows for each actor",
-        *(
-            60,
-            benchmark("appo", *WORKER, *AS_BEGUN, *SIXTEEN_ROWS, env=VIZDOOM, peak=False),
-            show_benchmark,
-        ),
-    ),
-    Section(
-        "vizdoom-service",
-        "ViZDoom, APPO, with the Multi-Process Service",
-        *(
-            60,
-            with_service(benchmark("appo", *WORKER, *AS_BEGUN, env=VIZDOOM, peak=False)),
-            show_benchmark,
-        ),
+        "inference", "Profile: a policy worker's answers", 40, profile("inference"), show_profile
     ),
     Section(
         "appo-service",
         "Breakout, APPO, with the Multi-Process Service",
-        *(60, with_service(benchmark("appo", *WORKER, peak=False)), show_benchmark),
+        *(45, with_service(benchmark("appo", *WORKER, peak=False)), show_benchmark),
     ),
     Section(
-        "cartpole",
-        "CartPole, APPO, on the GPU",
-        *(45, benchmark("appo", *WORKER, env=CARTPOLE, peak=False), show_benchmark),
+        "ddppo-four-ranks",
+        "Breakout, DD-PPO, four ranks on one GPU",
+        *(45, benchmark("ddppo", "--num-ranks", "4", peak=False), show_benchmark),
     ),
     Section(
-        "cartpole-cpu",
-        "CartPole, APPO, on the CPU",
-        *(45, benchmark("appo", env=CARTPOLE, peak=False, device="cpu"), show_benchmark),
+        "appo-eager",
+        "Breakout, APPO, gradient steps without a graph",
+        *(40, benchmark("appo", *WORKER, *EAGER, peak=False), show_benchmark),
     ),
     Section(
-        "sac-run",
-        "HalfCheetah, SAC",
-        *(60, benchmark("sac", *SOON, env=CHEETAH, peak=False), show_benchmark),
+        "appo-compiled",
+        "Breakout, APPO, compiled passes",
+        *(60, benchmark("appo", *WORKER, "--compile", peak=False), show_benchmark),
     ),
     Section(
-        "sac-run-cpu",
-        "HalfCheetah, SAC, on the CPU",
-        *(60, benchmark("sac", *SOON, env=CHEETAH, peak=False, device="cpu"), show_benchmark),
+        "appo-inline",
+        "Breakout, APPO, inline inference",
+        *(40, benchmark("appo", *INLINE, peak=False), show_benchmark),
     ),
     Section(
         "crossq-run",
         "HalfCheetah, CrossQ",
-        *(60, benchmark("crossq", *SOON, env=CHEETAH, peak=False), show_benchmark),
+        *(40, benchmark("crossq", *SOON, env=CHEETAH, peak=False), show_benchmark),
     ),
     Section(
-        "inference", "Profile: a policy worker's answers", 60, profile("inference"), show_profile
+        "cartpole",
+        "CartPole, APPO, on the GPU",
+        *(35, benchmark("appo", *WORKER, env=CARTPOLE, peak=False), show_benchmark),
     ),
-    Section("bf16", "bf16 learns", 130, bf16_learns, show_bf16),
     Section(
-        "appo-compiled",
-        "Breakout, APPO, compiled passes",
-        *(90, benchmark("appo", *WORKER, "--compile", peak=False), show_benchmark),
+        "cartpole-cpu",
+        "CartPole, APPO, on the CPU",
+        *(35, benchmark("appo", env=CARTPOLE, peak=False, device="cpu"), show_benchmark),
     ),
 ]
-"""In the order in which they run: what the targets need comes first."""
+"""In the order in which they run: what the targets need comes first, the least important last.
+Their limits together are within `gpu.BUDGET`."""

@@ -50,16 +50,16 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes_by_hand, "numpy_tanh_", torch.tanh_)
 
 
-def sac(**more: Any) -> Any:
-    return sac_learner(sac_config(**more))
+def sac(device: torch.device = CPU, **more: Any) -> Any:
+    return sac_learner(sac_config(**more), device=device)
 
 
-def crossq(**more: Any) -> Any:
-    return crossq_learner(crossq_config(**more))
+def crossq(device: torch.device = CPU, **more: Any) -> Any:
+    return crossq_learner(crossq_config(**more), device=device)
 
 
-def td3(**more: Any) -> Any:
-    return td3_learner(td3_config(**more))
+def td3(device: torch.device = CPU, **more: Any) -> Any:
+    return td3_learner(td3_config(**more), device=device)
 
 
 def weights_of(learner: RolloutLearner | DqnLearner) -> dict[str, torch.Tensor]:
@@ -288,6 +288,52 @@ def test_q_learning_from_a_cuda_graph_is_near_that_without_one() -> None:
         one, other = (learner.update(ReplaySample(batch, 0.4), 0.5) for learner in (eager, graphed))
         assert one.errors is not None and other.errors is not None
         assert one.errors == pytest.approx(other.errors, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("make", [sac, crossq, td3], ids=["sac", "crossq", "td3"])
+def test_updates_of_critics_from_a_cuda_graph_are_near_those_without_one(
+    make: Callable[..., Any], prioritised: bool
+) -> None:
+    device, more = torch.device("cuda"), {"priority_alpha": 0.6} if prioritised else {}
+    eager, graphed = (make(device, actor_interval=2, **more) for _ in range(2))
+    eager._passes = None  # by autograd, as in a graph
+    graphed.use_graphs(CudaGraphs(device))
+    for number in range(12):
+        one, other = (learner.update(sample(16, number), 0.0) for learner in (eager, graphed))
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-3, abs=1e-4)
+        assert (one.errors is None) == (not prioritised)
+        if prioritised:
+            assert one.errors == pytest.approx(other.errors, rel=1e-3, abs=1e-4)
+    for name, tensor in weights_of(eager).items():
+        assert torch.allclose(tensor, weights_of(graphed)[name], rtol=1e-3, atol=1e-4), name
+
+
+def appo(device: torch.device = CPU) -> Any:
+    return learner_of(config(), device)
+
+
+@pytest.mark.parametrize("there", [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("make", [appo, sac, crossq, td3], ids=["appo", "sac", "crossq", "td3"])
+def test_a_state_goes_from_a_gpu_to_a_cpu_and_back_unchanged(
+    make: Callable[..., Any], there: torch.device
+) -> None:
+    """And the next update is the one that would have followed."""
+    batches = [copy_of(batch) for batch in rollouts(config(), 4)]
+    items: list[Any] = batches if make is appo else [sample(16, seed) for seed in range(4)]
+    on_gpu, here, again = make(there), make(CPU), make(there)
+    for item in items[:3]:
+        on_gpu.update(item, 0.1)
+    here.load(*on_gpu.state())
+    again.load(*here.state())
+    assert here.version == again.version == on_gpu.version
+    assert_same(weights_of(on_gpu), weights_of(here))
+    assert_same(weights_of(on_gpu), weights_of(again))
+    again.update(items[3], 0.2)
+    on_gpu.update(items[3], 0.2)
+    for name, tensor in weights_of(on_gpu).items():
+        assert torch.allclose(tensor, weights_of(again)[name], rtol=1e-5, atol=1e-6), name
 
 
 @pytest.mark.gpu

@@ -34,6 +34,7 @@ SPEC = EnvSpec(
     {"obs": ArraySpec((3,), "float32")},
     {"action": ActionSpec("box", (2,), "float32", low=(-2.0, 0.0), high=(2.0, 5.0))},
 )
+CPU = torch.device("cpu")
 
 
 def sac_config(**more: Any) -> SacConfig:
@@ -47,9 +48,10 @@ def sac_learner(
     spec: EnvSpec = SPEC,
     averaging: Averaging | None = None,
     share: Share = WHOLE,
+    device: torch.device = CPU,
 ) -> SacLearner:
     """A learner with weights from a fixed seed."""
-    learner = _learner(SAC, config, spec, averaging, share)
+    learner = _learner(SAC, config, spec, averaging, share, device)
     assert isinstance(learner, SacLearner)
     return learner
 
@@ -65,9 +67,10 @@ def crossq_learner(
     spec: EnvSpec = SPEC,
     averaging: Averaging | None = None,
     share: Share = WHOLE,
+    device: torch.device = CPU,
 ) -> CrossqLearner:
     """A learner with weights from a fixed seed."""
-    learner = _learner(CROSSQ, config, spec, averaging, share)
+    learner = _learner(CROSSQ, config, spec, averaging, share, device)
     assert isinstance(learner, CrossqLearner)
     return learner
 
@@ -83,21 +86,25 @@ def td3_learner(
     spec: EnvSpec = SPEC,
     averaging: Averaging | None = None,
     share: Share = WHOLE,
+    device: torch.device = CPU,
 ) -> Td3Learner:
     """A learner with weights from a fixed seed."""
-    learner = _learner(TD3, config, spec, averaging, share)
+    learner = _learner(TD3, config, spec, averaging, share, device)
     assert isinstance(learner, Td3Learner)
     return learner
 
 
 def _learner(
-    algorithm: Algorithm, config: Any, spec: EnvSpec, averaging: Averaging | None, share: Share
+    algorithm: Algorithm,
+    config: Any,
+    spec: EnvSpec,
+    averaging: Averaging | None,
+    share: Share,
+    device: torch.device,
 ) -> Any:
     with seeded(1):
         network = algorithm.new_network(config, spec)
-        place = LearnerPlace(
-            torch.device("cpu"), "fp32", 1, 2, averaging or Averaging(), None, share, spec
-        )
+        place = LearnerPlace(device, "fp32", 1, 2, averaging or Averaging(), None, share, spec)
         return algorithm.new_learner(config, network, place)
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sampleforge.cli.train import parse_config
+from sampleforge.runtime.machine import Machine, assumed
+from sampleforge.spec import ActionSpec
+from sampleforge.topologies import devices
+from sampleforge.topologies.registry import pairing
 from tests.support import REPO
+from tests.support.ppo_plans import ATARI, IMAGE, VECTOR
 from tests.support.processes import RunCli
 
 
@@ -94,13 +102,105 @@ def test_targets_are_judged_by_the_best_variant(gpu: Any, tmp_path: Path) -> Non
         "apex": ok(sampled_per_s=20_000.0, trained_per_s=9_000.0),
         "apex-gpu-frames": ok(sampled_per_s=12_600.0, trained_per_s=9_700.0),
         "learner": ok(eager={"step_ms": 3.0}, graph={"step_ms": 1.6}),
-        "bf16": ok(return_mean=11.2),
+        "bf16": ok(env="MinAtar/Breakout", seconds=85.0, return_mean=11.2),
     }
     rows = gpu.verdicts(results, gpu.Setting("cuda", 1, tmp_path))
     assert [row[2] for row in rows] == ["reached", "reached", "MISSED", "reached"]
     assert "91.0% (appo-inline" in rows[0][1] and "12,600 in" in rows[1][1]
     on_cpu = gpu.verdicts(results, gpu.Setting("cpu", 1, tmp_path))
     assert {row[2] for row in on_cpu} == {"not judged: no GPU"}
+
+
+BOX = replace(
+    VECTOR, actions={"action": ActionSpec("box", (2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2)}
+)
+FRAMES = {"obs": replace(ATARI.observations["obs"], stack="reset")}
+SPECS = {
+    "ALE/Breakout-v5": replace(ATARI, observations=FRAMES),
+    "VizdoomBasic-v1": replace(IMAGE, asynchronous=True),
+    "CartPole-v1": VECTOR,
+    "Pendulum-v1": BOX,
+    "HalfCheetah-v5": BOX,
+}
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a machine with a GPU."""
+    monkeypatch.setattr(devices, "lacking", lambda device: None)
+
+
+def planned(command: list[str]) -> Any:
+    """The config of a command of train.py, and its plan on a machine with a GPU and 16 cores."""
+    algo, *flags = command[command.index(str(REPO / "train.py")) + 1 :]
+    config = parse_config(algo, flags)
+    capability: Any = lambda gpu: (9, 0)  # noqa: E731
+    with assumed(Machine(cores=16, gpus=1, capability=capability)):
+        spec = SPECS[config.env]
+        config = pairing(config).resolved(config, spec)
+        return config, pairing(config).plan(config, spec, config.device)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_flags_of_every_section_make_a_run_on_a_gpu(
+    gpu: Any, gpu_sections: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def called(command: list[str], limit: float, cwd: Path) -> str:
+        commands.append(command)
+        raise gpu_sections.SectionError("not run")
+
+    monkeypatch.setattr(gpu_sections, "called", called)
+    monkeypatch.setattr(gpu_sections, "is_here", lambda env: True)
+    monkeypatch.setattr(gpu_sections.shutil, "which", lambda name: "/bin/true")
+    setting, ran = gpu.Setting("cuda", 1, tmp_path), {}
+    for section in gpu.SECTIONS:
+        found = gpu.run_section(section, setting, section.limit)
+        assert found["error"] == "not run", section.name
+        ran[section.name] = commands.pop()
+    assert not commands
+    trained = {name for name, command in ran.items() if str(REPO / "train.py") in command}
+    assert trained == ran.keys() - {"tests", "features", "learner", "sac", "inference"}
+    for name in sorted(trained):
+        config, plan = planned(ran[name])
+        on_gpu = "cpu" if name == "cartpole-cpu" else "cuda"
+        assert plan.device == config.device == on_gpu, name
+        assert config.benchmark == (name != "bf16")
+    assert "ALE/Breakout-v5" in ran["bf16"], "the machine has it"
+
+
+def test_the_limits_of_all_sections_are_within_the_time_that_is_documented(gpu: Any) -> None:
+    assert sum(section.limit for section in gpu.SECTIONS) <= gpu.BUDGET == 1200
+    assert "about twenty minutes" in (REPO / "docs" / "gpu.md").read_text()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_flags_of_every_feature_make_a_run_on_a_gpu(gpu: Any, tmp_path: Path) -> None:
+    features = importlib.import_module("gpu_features")
+    for pair in features.PAIRS:
+        command = features.command_of(pair, "cuda", tmp_path)
+        if pair.algo == "marwil":  # its plan reads data
+            config = parse_config("marwil", [*command[3:], "--input", str(tmp_path)])
+        else:
+            config, _ = planned(command)
+        assert config.device == "cuda", pair.name
+
+
+def test_what_is_skipped_says_what_it_would_do_and_what_is_needed(
+    gpu: Any, gpu_sections: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sections.shutil, "which", lambda name: None)
+    monkeypatch.setattr(gpu_sections, "find_spec", lambda name: None)
+    sections = {section.name: section for section in gpu.SECTIONS}
+    setting = gpu.Setting("cuda", 1, tmp_path)
+    for name, need in {
+        "vizdoom": "would run `train.py appo --env VizdoomBasic-v1 .*, which needs the module viz",
+        "sac-run": "would run `train.py sac --env HalfCheetah-v5 .*, which needs the module mujoco",
+        "appo-service": "would start .*, which needs a GPU and, in the PATH, nvidia-cuda-mps-contr",
+    }.items():
+        found = gpu.run_section(sections[name], setting, 20)
+        assert found["status"] == "skipped" and re.match(need, found["error"]), found
 
 
 @pytest.mark.multiprocess(timeout=240)
