@@ -32,8 +32,8 @@ class RankLost(RuntimeError):
 
 class RankGroup(Protocol):
     """The group as rank ``rank`` of ``size`` sees it. ``waited``: seconds that this rank has waited
-    for other ranks since all have joined. All methods raise RankLost, which names the lost rank if
-    it is known."""
+    for other ranks since all have joined; NaN where only the GPU waits. All methods raise
+    RankLost, which names the lost rank if it is known."""
 
     rank: int
     size: int

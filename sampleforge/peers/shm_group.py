@@ -25,6 +25,7 @@ import torch
 from sampleforge.peers.group import PeerKind, RankLost
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.staging import wait_for_copies
 from sampleforge.shared.wakeup import wakeups
 
 SPIN_S = 200e-6
@@ -174,6 +175,7 @@ class MemoryGroup:
         self.waited = 0.0
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        wait_for_copies(values.device)  # without a loop, as the copy to the CPU would
         own = values.detach().to("cpu", torch.float64).flatten()
         gathered = torch.empty(self.size, len(own), dtype=torch.float64)
         most = self._memory.room // own.itemsize  # images have more statistics than gradients

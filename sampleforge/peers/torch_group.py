@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
 from sampleforge.peers.group import PeerKind, RankLost
+from sampleforge.shared.staging import wait_for_copies
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -115,12 +117,14 @@ class ProcessGroup:
             self.all_gather(torch.zeros(1))  # connections are made now, not in the first update
         except RuntimeError as error:
             raise RankLost(f"{member} {rank} of {size} found no others: {error}") from error
-        self.waited = 0.0
+        self.waited = math.nan if backend == "nccl" else 0.0
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        wait_for_copies(values.device)
         own = values.detach().to(self._device, torch.float64).contiguous()
         gathered = [torch.empty_like(own) for _ in range(self.size)]
         self._wait(lambda: self._group.allgather([gathered], [own]), "gathering statistics")
+        wait_for_copies(self._device)  # without a loop, as a copy to the CPU would
         return torch.stack(gathered).to(values.device)
 
     def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
@@ -155,7 +159,7 @@ class ProcessGroup:
     def _wait(self, begin: Callable[[], Any], what: str) -> None:
         started = perf_counter()
         try:
-            begin().wait()
+            begin().wait()  # through nccl it returns at once, and the GPU waits
             self.waited += perf_counter() - started
         except RuntimeError as error:
             raise self._lost(what, error) from error

@@ -371,9 +371,12 @@ class GroupMember:
         return self._changes.has_applied(self._learner, request)
 
     def take_waited(self) -> float:
-        """Return the seconds that this member has waited for other members since the last call."""
+        """Return the seconds that this member has waited for other members since the last call; NaN
+        where it does not know them, see `RankGroup`."""
         group = self._membership.group
-        waited, group.waited = group.waited, 0.0
+        waited = group.waited
+        if not math.isnan(waited):
+            group.waited = 0.0
         return waited
 
     def publish_state(self) -> None:

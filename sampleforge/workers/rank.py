@@ -145,6 +145,7 @@ class RankWorker:
         self._counters = settings.post.progress.counters
         self._wakeup = settings.post.wakeup
         self._preemption = preemption
+        self._knows_waits = True
 
     @property
     def events(self) -> EventList:
@@ -220,8 +221,10 @@ class RankWorker:
         return {**answer, **self._rank_counters()} if kind == "metrics" else answer
 
     def _rank_counters(self) -> dict[str, float]:
-        """Return counters of every rank since the run began, by name."""
+        """Return counters of every rank since the run began, by name, as far as they are known."""
         names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
+        if not self._knows_waits:
+            del names["wait_s"]
         return {
             f"rank{rank}_{name}": float(value)
             for name, column in names.items()
@@ -260,5 +263,8 @@ class RankWorker:
     def _complete_iteration(self) -> None:
         """Agree with the other ranks on the update, and begin the next iteration."""
         self._member.agree()
-        self._count["wait_s"] += self._member.take_waited()
+        waited = self._member.take_waited()
+        self._knows_waits = not math.isnan(waited)
+        if self._knows_waits:
+            self._count["wait_s"] += waited
         self._begin_iteration()

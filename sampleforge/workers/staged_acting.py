@@ -100,8 +100,10 @@ class StagedActing:
     def values(self, inputs: Inputs) -> Array:
         """Return what `Acting.values` returns, of ``obs`` and ``state`` of the inputs."""
         there = moved(inputs, self._device)
-        values: Array = self._acting.values(there.obs, there.state).cpu().numpy()
-        return values
+        values = self._acting.values(there.obs, there.state)
+        wait_for_copies(self._device, spins=self._spins)  # the copy alone would wait in a loop
+        found: Array = values.cpu().numpy()
+        return found
 
     def _step(self, inputs: Inputs) -> Acted[torch.Tensor]:
         return self._acting.compute(inputs.obs, inputs.state, inputs.is_first, inputs.rows)

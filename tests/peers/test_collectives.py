@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from sampleforge.peers import torch_group
 from sampleforge.peers.group import RankGroup, RankLost
 from sampleforge.peers.shm_group import (
     LEAST_ROOM,
@@ -22,6 +26,7 @@ from sampleforge.peers.shm_group import (
     RankMemory,
     Silence,
 )
+from sampleforge.peers.torch_group import ProcessGroup
 from sampleforge.runtime.processes import process_context
 from tests.support.rank_threads import WAYS, BytesRead, on_ranks
 
@@ -231,6 +236,30 @@ def test_all_reduce_between_processes_is_exact(ranks: int, room: int, rounds: in
         pipe.send("end")
     for process in started:
         process.join()
+
+
+class NcclInPlace:
+    """A group of torch's in the place of nccl's, whose waits end at once: its work is done."""
+
+    def allgather(self, into: list[list[torch.Tensor]], own: list[torch.Tensor]) -> Any:
+        for place in into[0]:
+            place.copy_(own[0])
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_a_rank_of_nccl_does_not_say_how_long_it_has_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not know: only the GPU waits."""
+    monkeypatch.setattr(torch_group, "_process_group", lambda *args: NcclInPlace())
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    groups = [
+        ProcessGroup(store, 0, 1, backend=backend) for backend in get_args(torch_group.Backend)
+    ]
+    for group in groups:
+        assert group.all_gather(torch.ones(2)).tolist() == [[1.0, 1.0]]
+    gloo, nccl = groups
+    assert gloo.waited >= 0.0 and math.isnan(nccl.waited)
 
 
 @pytest.mark.multiprocess(timeout=120)

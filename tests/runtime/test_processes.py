@@ -8,6 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_a_worker_numbers_the_gpus_as_the_driver_s_tools_do(
 ) -> None:
     """Else the figures of a GPU would be those of another one."""
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    context = process_context()
+    context: Any = process_context()
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     ours, theirs = context.Pipe()
     process = context.Process(target=order_of_gpus, args=(theirs,))

@@ -130,7 +130,7 @@ class Made(Exception):
     ids=lambda value: getattr(value, "algo", value),
 )
 def test_every_worker_begins_on_its_device_before_it_makes_a_network(
-    monkeypatch: pytest.MonkeyPatch, config: Any, role: str
+    monkeypatch: pytest.MonkeyPatch, config: Any, role: Any
 ) -> None:
     """On cuda:0 torch would open another context, which takes half a GiB there."""
     config = replace(config, env=config.env or "CartPole-v1", device="cuda:1", num_workers=None)

@@ -24,7 +24,7 @@ from sampleforge.topologies.pairings.critics_config import SacConfig
 from sampleforge.topologies.pairings.dqn_config import ApexConfig
 from sampleforge.topologies.pairings.ppo_config import AppoConfig
 from sampleforge.topologies.pairings.pqn_config import PqnConfig
-from sampleforge.workers import policy
+from sampleforge.workers import policy, staged_acting
 from sampleforge.workers.staged_acting import StagedActing, fill, gather, scatter
 from tests.support.posts import some_post
 from tests.support.recorded_graphs import RecordedGraphs
@@ -191,6 +191,19 @@ def test_a_run_with_graphs_of_its_policy_worker_is_the_run_without(
     through = weights("through")
     assert graphs.recorded > 0
     assert all(torch.equal(plain[name], through[name]) for name in plain)
+
+
+def test_values_are_waited_for_as_actions_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's core is free meanwhile, for an actor may need it."""
+    waits: list[Any] = []
+    monkeypatch.setattr(
+        staged_acting, "wait_for_copies", lambda device, *, spins: waits.append((device, spins))
+    )
+    slots = slots_of_random_steps()
+    staged = StagedActing(acting_on(CPU), slots.shape, CPU, PLACES)
+    gather(slots, places(2), inputs := staged.inputs(2))
+    assert staged.values(inputs).shape == (2 * ROWS,)
+    assert waits == [(CPU, False)]
 
 
 @pytest.mark.parametrize("refuses", [True, False])

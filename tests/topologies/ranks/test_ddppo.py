@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.peers.group import RankGroup
+from sampleforge.peers.group import RankGroup, SoloGroup
 from sampleforge.run.callback import Callback
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.session import Session
@@ -196,6 +197,19 @@ def test_one_rank_runs_serially_and_repeatably(tmp_path: Path) -> None:
     assert torch.equal(finals[0], finals[1])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("waited", [0.0, math.nan])
+def test_waits_that_a_rank_does_not_know_are_in_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: float
+) -> None:
+    monkeypatch.setattr(SoloGroup, "waited", waited)
+    folder = str(tmp_path / "run")
+    train(config(num_ranks=1, serial=True, train_for_env_steps=500, run_dir=folder))
+    last = read_metrics(Path(folder, "metrics.jsonl"))[-1]
+    assert last["rank0_steps"] >= 500
+    assert ("rank0_wait_s" in last) is (waited == 0.0)
+
+
 def test_state_is_shared_and_differences_are_found() -> None:
     chosen = learner_config()
 
@@ -314,7 +328,7 @@ def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_p
 
 
 class Killing(Callback):
-    """Kills a worker once something was learned."""
+    """Kills a worker once something was learned; stops the run once its successor has learned."""
 
     def __init__(self, victim: str) -> None:
         self.victim = victim
@@ -324,6 +338,9 @@ class Killing(Callback):
         if report["updates"] > 10 and not self.killed:
             self.killed = True
             os.kill(session.pids()[self.victim], signal.SIGKILL)
+            self.updates = report["updates"]
+        elif report["restarts"] and report["updates"] > self.updates:
+            session.stop()
 
 
 @pytest.mark.multiprocess(timeout=120)
@@ -352,8 +369,8 @@ def test_a_killed_rank_of_a_group_through_nccl_ends_the_run_with_its_last_checkp
 @pytest.mark.multiprocess(timeout=120)
 def test_a_killed_only_rank_is_replaced_and_goes_on(tmp_path: Path) -> None:
     folder, killing = tmp_path / "run", Killing("rank 0")
-    chosen = config(num_ranks=1, run_dir=str(folder), train_for_env_steps=20_000, debug=True)
-    train(replace(chosen, report_interval=0.2), callbacks=[killing])
+    chosen = config(num_ranks=1, run_dir=str(folder), train_for_env_steps=10_000_000, debug=True)
+    train(replace(chosen, report_interval=0.3), callbacks=[killing])
     summary = summary_of(tmp_path)
     assert killing.killed and summary["restarts"] == 1 and summary["status"] == "finished"
     assert "one rank, which exchanges no gradients" in (folder / "log.txt").read_text()
