@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Self, TypeVar, cast
 
 C = TypeVar("C")
+V = TypeVar("V")
 M = TypeVar("M", bound=Callable[..., Any])
 
 
@@ -290,17 +291,29 @@ def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") 
     defaults.
 
     Keys may have - in the place of _. Raises ConfigError, which names ``source``, for an unknown
-    key or a value of the wrong type.
+    key, one that is given in both spellings, or a value of the wrong type.
     """
     hints = _hints(cls)  # type: ignore[arg-type]
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     kwargs: dict[str, Any] = {}
-    for raw_key, value in values.items():
-        key = str(raw_key).replace("-", "_")
+    for key, (raw_key, value) in zip(with_underscores(values, source), values.items(), strict=True):
         if key not in names:
             raise ConfigError(f"{source}: unknown key {raw_key!r}{_hint(key, names)}")
         kwargs[key] = _typed(hints[key], value, f"{source}: {raw_key}")
     return cls(**kwargs)
+
+
+def with_underscores(values: Mapping[Any, V], source: str) -> dict[str, V]:
+    """Return the values by their keys, which may have - in the place of _. Raises ConfigError,
+    which names ``source``, for one that is given in both spellings."""
+    found: dict[str, V] = {}
+    for raw_key, value in values.items():
+        key = str(raw_key).replace("-", "_")
+        if key in found:
+            both = f"as {key.replace('_', '-')} and as {key}"
+            raise ConfigError(f"{source}: {key} is given twice ({both}); leave out one")
+        found[key] = value
+    return found
 
 
 @functools.cache

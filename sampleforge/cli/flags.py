@@ -31,6 +31,7 @@ from sampleforge.config import (
     to_plain,
     whole_number,
 )
+from sampleforge.runtime.yaml_text import parsed_yaml
 
 Scalar = str | int | float | bool
 
@@ -49,10 +50,10 @@ def scalar(word: str) -> Scalar:
 
 def json_value(word: str) -> Any:
     """Return what a word is in YAML: null, a list and a dict as well as what `scalar` returns.
-    Raises ValueError for a list or a dict that does not end."""
+    Raises ValueError for a list or a dict that does not end, or has a key twice."""
     if word[:1] in ("[", "{"):
         try:
-            return yaml.safe_load(word)
+            return parsed_yaml(word)
         except yaml.YAMLError as error:
             why = getattr(error, "problem", error)
             raise ValueError(f"{word} is no list or dict in YAML: {why}") from error

@@ -16,13 +16,14 @@ from typing import Any
 import yaml
 
 from sampleforge.algorithms.annealing import annealings
-from sampleforge.config import ConfigError, typed
+from sampleforge.config import ConfigError, typed, with_underscores
 from sampleforge.populations.rules import check_unchanged
 from sampleforge.run.callback import Callback
 from sampleforge.run.hyperparameters import with_values
 from sampleforge.run.opening import StoredPolicy
 from sampleforge.run.session import Session
 from sampleforge.run.unused import Resolved, of_changing, stages, unread
+from sampleforge.runtime.yaml_text import parsed_yaml
 from sampleforge.shared.member_board import Segment
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.registry import pairing
@@ -159,8 +160,16 @@ def read_schedule(path: Path) -> Schedule:
 
 def _parsed(text: str) -> Any:
     with contextlib.suppress(ValueError):
-        return json.loads(text)
-    return yaml.safe_load(text)
+        return json.loads(text, object_pairs_hook=_once)
+    return parsed_yaml(text)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a mapping in JSON. Raises ValueError for a key that it has twice: `parsed_yaml` then
+    refuses it with the lines."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
 
 
 def _schedule(content: Any) -> Schedule:
@@ -188,8 +197,9 @@ def _change(entry: Any) -> LearnerChange:
             f"the hyperparameters at {env_steps:,} env steps are {given!r}, no mapping"
         )
     segment = entry.get("segment")
+    names = with_underscores(given, f"the hyperparameters at {env_steps:,} env steps")
     return LearnerChange(
-        {str(name).replace("-", "_"): _value(env_steps, name, v) for name, v in given.items()},
+        {name: _value(env_steps, name, v) for name, v in names.items()},
         None if segment is None else Segment(int(segment[0]), int(segment[1])),
         relative=True,
         env_steps=env_steps,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.config import Checked, ConfigError, check_range, typed, with_underscores
 
 _SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([^\s<>=]+)\s*")
@@ -180,8 +180,7 @@ class RunConfig(InitConfig):
         check_range(self, "seed", low=0)
         check_range(self, "train_for_env_steps keep_checkpoints milestone_interval", low=1)
         check_range(self, "metrics_window", low=1)
-        plain = {name.replace("-", "_"): text for name, text in self.anneal.items()}
-        object.__setattr__(self, "anneal", plain)
+        object.__setattr__(self, "anneal", with_underscores(self.anneal, "--anneal"))
         for text in self.stop:
             StopCondition.parse(text)
         check_range(self, "train_for_seconds benchmark_seconds", low=0, above=True)

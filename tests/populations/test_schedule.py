@@ -248,12 +248,24 @@ def test_a_value_that_cannot_be_had_is_refused_before_the_run(
             "the hyperparameters at 0 env steps are .'gamma'.",
         ),
         ("{env_steps: .inf, hyperparameters: {gamma: 1}}", "cannot convert float infinity"),
+        ("{env_steps: 0, env_steps: 9, hyperparameters: {}}", "env_steps is given twice .line 2."),
+        (
+            "{env_steps: 0, hyperparameters: {clip-ratio: 1, clip_ratio: 2}}",
+            "the hyperparameters at 0 env steps: clip_ratio is given twice",
+        ),
     ],
 )
 def test_what_is_no_schedule_is_refused(changes: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(f"changes:\n  - {changes}\n")
     with pytest.raises(ConfigError, match=f"s.yaml: {why}.*; give a file such as"):
+        read_schedule(path)
+
+
+def test_a_schedule_in_json_that_has_a_key_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text('{"changes": [],\n"changes": []}')
+    with pytest.raises(ConfigError, match=r"s\.json: changes is given twice \(lines 1 and 2\)"):
         read_schedule(path)
 
 

@@ -32,11 +32,10 @@ from sampleforge.run.folder.versions import (
     with_whole_batches,
 )
 from sampleforge.runtime.files import write_atomically
+from sampleforge.runtime.yaml_text import parsed_yaml
 
 C = TypeVar("C")
 
-DEEPEST, MOST_VALUES = 50, 100_000
-"""Of the values in a YAML file."""
 HEADER = ("algo", "format", "versions", "left_open")
 """Keys of config.yaml that are not fields of the config."""
 NOT_STORED = (
@@ -222,9 +221,12 @@ def write_config(path: Path, resolved: Any, asked: Any) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML file. Raises ConfigError if it is missing or damaged."""
+    """Return the keys and values of a YAML file. Raises ConfigError if it is missing or damaged,
+    or if it has a key twice."""
     try:
         content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise ConfigError(f"{path} cannot be read: {reason}") from error
@@ -236,55 +238,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops as soon as a text is nested beyond reason, or long: the time to parse brackets within
-    brackets grows with the square of their number."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = self._nodes = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self._depth += 1
-        self._nodes += 1
-        if self._depth > DEEPEST or self._nodes > 2 * MOST_VALUES:  # keys are nodes as well
-            raise _too_large()
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
-def _too_large() -> ValueError:
-    return ValueError(
-        f"its values are nested more than {DEEPEST} deep, or more than {MOST_VALUES:,}"
-    )
-
-
 @lru_cache(maxsize=4)
 def _parsed(text: str) -> Any:
     """Return the value of a YAML text, which callers must not change. Opening a folder reads its
     config.yaml three times, and parsing takes 20 ms."""
-    loader = _Loader(text)
-    try:
-        content = loader.get_single_data()
-    finally:
-        loader.dispose()
-    _check_size(content)
-    return content
-
-
-def _check_size(value: Any) -> None:
-    """Raise ValueError for nesting or repetition beyond reason: YAML's aliases make a value of any
-    size, even an endless one, out of a few lines."""
-    waiting, seen = [(value, 1)], 0
-    while waiting:
-        value, depth = waiting.pop()
-        seen += 1
-        if depth > DEEPEST or seen > MOST_VALUES:
-            raise _too_large()
-        children = value.values() if isinstance(value, dict) else value
-        if isinstance(value, dict | list):
-            waiting += [(child, depth + 1) for child in children]
+    return parsed_yaml(text)
 
 
 def config_values(path: Path, algo: str) -> dict[str, Any]:

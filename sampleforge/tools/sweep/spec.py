@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sampleforge.config import Checked, ConfigError, check_range, from_plain, nearest
+from sampleforge.config import (
+    Checked,
+    ConfigError,
+    check_range,
+    from_plain,
+    nearest,
+    with_underscores,
+)
 from sampleforge.presets import preset_values
 from sampleforge.run.folder.stored_config import NOT_STORED, flat_fields, nested, read_yaml
 from sampleforge.topologies.config import AnyConfig
@@ -166,7 +173,7 @@ _FIXED = {*NOT_STORED, *_STOPS, *_OF_THE_SWEEP, "env", "benchmark", "sampler_onl
 def read_spec(path: Path) -> SweepSpec:
     """Return the sweep of a YAML file. Raises ConfigError, which names the key, for one that cannot
     run."""
-    content = {str(key).replace("-", "_"): value for key, value in read_yaml(path).items()}
+    content = with_underscores(read_yaml(path), str(path))
     shared, search = (_mapping(content.pop(key, {}), key, path) for key in ("config", "search"))
     unknown = set(content) - {field.name for field in dataclasses.fields(SearchMethod)}
     if unknown:
@@ -181,16 +188,17 @@ def read_spec(path: Path) -> SweepSpec:
     except ConfigError as error:
         raise ConfigError(f"{path}: algo: {error}") from error
     preset = preset_values(method.algo, method.preset) if method.preset else {}
-    given = _flat(shared)
+    given = _flat(shared, f"{path}: config")
     if not search:
         raise ConfigError(f"{path}: search: there is no setting to search")
     ranges = {
         _known(name, method.algo, path): _range(name, values, path)
-        for name, values in search.items()
+        for name, values in with_underscores(search, f"{path}: search").items()
     }
     for name in ranges.keys() & given.keys():
         raise ConfigError(f"{path}: {name} is both in config and in search")
-    spec = SweepSpec(method, {**_flat(preset), **given}, ranges, str(path))
+    below = _flat(preset, f"preset {method.preset}")
+    spec = SweepSpec(method, {**below, **given}, ranges, str(path))
     _check(spec, path)
     return spec
 
@@ -282,13 +290,14 @@ def _mapping(value: Any, key: str, path: Path) -> dict[str, Any]:
     return dict(value)
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their dotted names."""
+def _flat(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return settings by their dotted names. Raises ConfigError, which names ``source``, for one
+    that is given in two spellings."""
     flat: dict[str, Any] = {}
-    for raw_key, value in values.items():
-        key = str(raw_key).replace("-", "_")
+    for key, value in with_underscores(values, source).items():
         if key == "model" and isinstance(value, Mapping):
-            flat |= {f"model.{name}": inner for name, inner in _flat(value).items()}
+            inner = _flat(value, f"{source}: model")
+            flat |= {f"model.{name}": each for name, each in inner.items()}
         else:
             flat[key] = value
     return flat

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, from_plain
 from sampleforge.run.folder.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -97,3 +97,37 @@ def test_a_spec_with_another_value_is_refused(tmp_path: Path) -> None:
     folder.spec_file.write_text(json.dumps(plain))
     with pytest.raises(ConfigError, match="its checksum is wrong"):
         folder.read_spec()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "where"),
+    [
+        ("env: X\nlearning_rate: 1\nlearning_rate: 2", "learning_rate", "lines 2 and 3"),
+        ("env: X\n'env': Y", "env", "lines 1 and 2"),
+        ("model: {core: gru, core: lstm}", "core", "line 1"),
+        ("env_kwargs:\n  a: [{b: 1, c: 2,\n  b: 3}]", "b", "lines 2 and 3"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(
+    tmp_path: Path, text: str, key: str, where: str
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config_values(path, "appo")
+    assert str(caught.value) == f"{path}: {key} is given twice ({where}); leave out one"
+
+
+def test_a_key_may_be_in_several_mappings_and_override_a_merged_one(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+
+
+def test_a_setting_that_is_given_in_two_spellings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("learning-rate: 1\nlearning_rate: 2")
+    with pytest.raises(ConfigError) as caught:
+        from_plain(AppoConfig, config_values(path, "appo"), str(path))
+    said = "learning_rate is given twice (as learning-rate and as learning_rate); leave out one"
+    assert str(caught.value) == f"{path}: {said}"

@@ -88,6 +88,19 @@ search:
             f"algo: appo\nconfig: {{env: X, learning_rate: 1, train_for_seconds: 5}}\n{SEARCH}",
             "both in config and in search",
         ),
+        (f"algo: appo\ntrials: 1\ntrials: 2\n{CONFIG}{SEARCH}", "trials is given twice (lines"),
+        (
+            f"algo: appo\npruning-points: 1\npruning_points: 2\n{CONFIG}{SEARCH}",
+            "pruning_points is given twice (as pruning-points",
+        ),
+        (
+            f"algo: appo\n{CONFIG}search: {{num-epochs: 1, num_epochs: 2}}",
+            "search: num_epochs is given twice (as num-epochs",
+        ),
+        (
+            f"algo: appo\nconfig: {{env: X, model: {{core-size: 1, core_size: 2}}}}\n{SEARCH}",
+            "config: model: core_size is given twice (as core-size",
+        ),
         (f"algo: appo\nsampler: grid\n{CONFIG}{SEARCH}", "a grid needs choices"),
         (f"algo: appo\npruner: medain\n{CONFIG}{SEARCH}", "median"),
         (f"algo: appo\ntrials: 0\n{CONFIG}{SEARCH}", "trials"),
