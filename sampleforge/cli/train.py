@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,16 +71,17 @@ def _run(args: Sequence[str]) -> int:
     from sampleforge.cli.running import run as run_training
     from sampleforge.env.probe import EnvProbeError
     from sampleforge.populations.callbacks import with_schedule_seed
-    from sampleforge.run.folder.run_folder import with_folder_and_seed
+    from sampleforge.run.folder.new_folder import with_folder_and_seed
     from sampleforge.run.screen.messages import banner, environment_failed
 
-    config = with_folder_and_seed(with_schedule_seed(config))
-    if not config.quiet:
-        print(banner(config), flush=True)
-    try:
-        return run_training(config, preset=preset)
-    except EnvProbeError as error:
-        raise type(error)(environment_failed(error, config.run_dir)) from error
+    with ExitStack() as resources:
+        config = with_folder_and_seed(with_schedule_seed(config), resources)
+        if not config.quiet:
+            print(banner(config), flush=True)
+        try:
+            return run_training(config, preset=preset)
+        except EnvProbeError as error:
+            raise type(error)(environment_failed(error, config.run_dir)) from error
 
 
 def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:

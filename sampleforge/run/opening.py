@@ -23,8 +23,9 @@ from sampleforge.run.folder.initial import (
     places_of,
 )
 from sampleforge.run.folder.kinds import check_kind
+from sampleforge.run.folder.new_folder import run_dir_of
 from sampleforge.run.folder.replays import Replays
-from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.spec import EnvSpec, with_action_units
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.datasets import check_datasets
@@ -151,8 +152,7 @@ def open_run(
     check_learning_rate(asked)
     check_evaluation(asked, spec)
     warnings = check_datasets(asked, spec)
-    path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
-    folder = RunFolder(path.absolute())
+    folder = RunFolder(run_dir_of(asked, resources).absolute())
     check_kind(folder.path, "run", "--run-dir")
     folder.create()
     resources.callback(folder.close)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-import re
-import secrets
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -54,36 +50,6 @@ def best_member(summary: Mapping[str, Any]) -> str | None:
     none."""
     best = summary.get("best")
     return next((name for name in summary.get("policies", ()) if name == best), None)
-
-
-def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
-    """Return a folder ``runs/<env>-<algo>-<date>-<time>`` that does not exist yet. Characters that
-    are unusual in file names become dashes."""
-    env, algo = (
-        re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") for text in (config.env, config.algo)
-    )
-    name = f"{env or 'env'}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, count = root / name, 1
-    while path.exists():
-        count += 1
-        path = root / f"{name}-{count}"
-    return path
-
-
-def with_folder_and_seed(config: C) -> C:
-    """Return ``config`` with a run folder and a seed, so that the banner can show both. If they are
-    not given, the folder is a new one, and the seed that of the run in the folder or a random
-    one."""
-    asked: Any = config
-    path = Path(asked.run_dir) if asked.run_dir else default_run_dir(config)
-    seed = asked.seed
-    if seed is None:
-        stored, known = path / "config.yaml", None
-        if path.is_dir():
-            check_places(path, (stored.name,))
-            known = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
-        seed = known if isinstance(known, int) else secrets.randbelow(2**31)
-    return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
 
 
 RESERVE = 1 << 18

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -78,6 +78,12 @@ class TuneConfig(Checked):
         """Return the settings of the preset, none without one. Raises ConfigError if there is no
         such preset."""
         return preset_values(self.algo, self.preset) if self.preset else {}
+
+    def sweep_folder(self) -> AbstractContextManager[Path]:
+        """Return a context with the folder of the search for return; see `given_or_new`."""
+        from sampleforge.run.folder.new_folder import given_or_new
+
+        return given_or_new(self.folder, Path("sweeps"), f"{self.file_stem}-tune", "--folder")
 
     @property
     def for_return(self) -> str:

@@ -162,9 +162,7 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
     seconds = trial_seconds(asked, minutes)
     shared = settings_of_trials(asked, seconds)
     ranges, defaults = _space(asked, shared)
-    name = f"{asked.file_stem}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(asked.folder or Path("sweeps") / name)
-    with tempfile.TemporaryDirectory() as scratch:
+    with asked.sweep_folder() as folder, tempfile.TemporaryDirectory() as scratch:
         spec = _spec(asked, ranges, shared, Path(scratch) / "sweep.yaml")
 
         config = JobsConfig(jobs=asked.jobs or 1)

@@ -6,6 +6,9 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from sampleforge.api import train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
-from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
+from sampleforge.run.folder.new_folder import run_dir_of
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import MAY_CHANGE
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.folder.versions import REPOSITORY, git_commit
@@ -219,10 +223,29 @@ def test_which_of_several_policies_is_asked_with_the_best_one(folder, summary, n
 
 def test_default_folder_names_are_safe(tmp_path):
     for env in ("ALE/Pong-v5", "my.module:make env", "../../etc"):
-        path = default_run_dir(AppoConfig(env=env), tmp_path)
-        assert path.parent == tmp_path and "-appo-" in path.name
-        path.mkdir()
-        assert default_run_dir(AppoConfig(env=env), tmp_path) != path
+        with ExitStack() as resources:
+            path = run_dir_of(AppoConfig(env=env), resources, tmp_path)
+            assert path.parent == tmp_path and "-appo-" in path.name
+
+
+def test_runs_that_begin_at_the_same_time_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same second, and if none has written anything when the others begin."""
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-120000")
+    root, config = tmp_path / "a" / "runs", AppoConfig(env="E")
+    with ExitStack() as resources, ThreadPoolExecutor(8) as pool:
+        paths = [*pool.map(lambda _: run_dir_of(config, resources, root), range(8))]
+        numbers = ["", *(f"-{count}" for count in range(2, 9))]
+        assert {path.name for path in paths} == {f"E-appo-20260101-120000{n}" for n in numbers}
+        (paths[0] / "config.yaml").touch()
+    assert [*root.iterdir()] == paths[:1], "those that have not begun leave nothing"
+
+
+def test_a_default_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=r"be made: File exists .*give another with --run-dir"):
+        run_dir_of(AppoConfig(env="E"), ExitStack(), tmp_path / "runs")
 
 
 def test_no_commit_outside_a_checkout(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvFailed, EnvProbeError
 from sampleforge.run.beginning import wired
-from sampleforge.run.folder.run_folder import with_folder_and_seed
+from sampleforge.run.folder.new_folder import with_folder_and_seed
 from sampleforge.run.reports.verdict import IN_WORDS, PART_OF, VerdictContext
 from sampleforge.run.reports.workers import RunWatch
 from sampleforge.run.screen.messages import (
@@ -57,10 +58,16 @@ def test_the_banner_says_what_runs_and_where_and_imports_nothing_heavy(tmp_path:
     assert "appo on E, CPU\nNo stop condition" in banner(AppoConfig(env="E", device="cpu"))
 
 
-def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
+def test_a_run_has_its_folder_and_seed_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     asked = AppoConfig(env="E")
-    new = with_folder_and_seed(asked)
-    assert new.run_dir and new.seed is not None
+    with ExitStack() as resources:
+        new, other = (with_folder_and_seed(asked, resources) for _ in range(2))
+        assert new.run_dir and new.seed is not None
+        assert Path(new.run_dir).is_dir() and other.run_dir != new.run_dir
+    assert not any(tmp_path.iterdir()), "neither run has begun"
     short = AppoConfig(
         env="CartPole-v1",
         serial=True,
@@ -69,7 +76,7 @@ def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
         train_for_env_steps=100,
     )
     train(dataclasses.replace(short, seed=11))
-    again = with_folder_and_seed(short)
+    again = with_folder_and_seed(short, ExitStack())
     assert (again.seed, again.run_dir) == (11, short.run_dir), "a resumed run has its own"
     train(short)  # from Python, without a seed: that of the run is meant
 
