@@ -65,6 +65,34 @@ def test_a_script_without_a_main_guard_is_told_so(run_cli: RunCli, tmp_path: Pat
 
 
 @pytest.mark.multiprocess(timeout=120)
+def test_a_daemonic_process_is_told_to_train_elsewhere_or_serially(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
+    """Such as a worker of a pool: it can start no processes. Nothing is written before."""
+    done = script(
+        run_cli,
+        tmp_path,
+        "from dataclasses import replace\nfrom multiprocessing import get_context\n"
+        "from pathlib import Path\n"
+        "def trained(serial):\n"
+        "    try:\n"
+        "        asked = replace(config('Mine-v0'), serial=serial)\n"
+        "        return sf.train(asked).summary['status']\n"
+        "    except sf.ConfigError as error:\n"
+        "        return f'{error} {Path(\"Mine-v0\").exists()}'\n"
+        'if __name__ == "__main__":\n'
+        "    with get_context('spawn').Pool(1) as pool:\n"
+        "        for said in pool.map(trained, [False, True]):\n"
+        "            print(said)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    refused, status = done.stdout.splitlines()
+    assert refused.startswith("this process (SpawnPoolWorker-1) is a daemonic one")
+    assert "ProcessPoolExecutor" in refused and refused.endswith("(--serial) False")
+    assert status == "finished"
+
+
+@pytest.mark.multiprocess(timeout=120)
 def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
     """As in containers and on clusters; the environment may be an object of it."""
     program = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.config import to_plain
 from sampleforge.runtime.imports import import_beside
 from sampleforge.runtime.machine import resolve_device
-from sampleforge.runtime.processes import start_fork_server
+from sampleforge.runtime.processes import check_may_have_children, start_fork_server
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 from sampleforge.topologies.config_classes import run_modules
@@ -43,9 +43,10 @@ class Deployment:
     def try_environment(self, config: AnyConfig) -> EnvSpec:
         """Return the spec of the environment of a config, which is tried in a process of its own;
         the modules of the run are imported meanwhile, here and in the fork server. Raises
-        EnvProbeError if it does not work."""
+        EnvProbeError if it does not work, ConfigError if this process can start no workers."""
         modules = run_modules(config)
         if not self.has_workers_here:
+            check_may_have_children()
             start_fork_server(modules)
         from sampleforge.env.user_code import make_cwd_importable
 

@@ -24,6 +24,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import FrameType
 
+from sampleforge.config import ConfigError
 from sampleforge.runtime.limits import cgroup_cpu_quota, raise_limit
 from sampleforge.runtime.streams import make_lasting
 
@@ -90,6 +91,19 @@ def check_main_guard() -> None:
     processes cannot be started then, and would start the script for ever."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise MissingMainGuard
+
+
+def check_may_have_children() -> None:
+    """Raise ConfigError if this process is a daemonic child, such as a worker of
+    multiprocessing.Pool: such a process can start no others."""
+    process = multiprocessing.current_process()
+    if process.daemon:
+        raise ConfigError(
+            f"this process ({process.name}) is a daemonic one, as the workers of "
+            "multiprocessing.Pool are, and can start no processes, which the workers of a run are; "
+            "begin the run in one of concurrent.futures.ProcessPoolExecutor or of "
+            "Process(daemon=False), or train with serial=True (--serial)"
+        )
 
 
 def forget_piped_main() -> None:
