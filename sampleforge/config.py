@@ -127,12 +127,23 @@ def check_range(
             raise ConfigError(f"{flag}: must be {_range_text(low, high, above)}")
 
 
+LARGEST_SEED = 2**32 - 1
+"""Of everything that takes a seed. Optuna's samplers take none above it; torch, whose generators
+take 64 bits, has room for the seeds that are derived by adding to it."""
+
+
+def check_seed(config: Any) -> None:
+    """Raise ConfigError unless the field ``seed`` is None or in [0, `LARGEST_SEED`]."""
+    check_range(config, "seed", low=0, high=LARGEST_SEED)
+
+
 def _range_text(low: float, high: float, above: bool) -> str:
     """Return the range in words."""
+    least, most = (f"{end:g}" if isinstance(end, float) else str(end) for end in (low, high))
     if low == -math.inf:
-        return "a finite number" if high == math.inf else f"at most {high:g}"
-    words = f"above {low:g}" if above else f"at least {low:g}"
-    return words if high == math.inf else f"{words} and at most {high:g}"
+        return "a finite number" if high == math.inf else f"at most {most}"
+    words = f"above {least}" if above else f"at least {least}"
+    return words if high == math.inf else f"{words} and at most {most}"
 
 
 def typed(name: str, value: Any) -> str:

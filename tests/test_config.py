@@ -13,6 +13,7 @@ import pytest
 import sampleforge as sf
 from sampleforge.config import (
     ELSEWHERE,
+    LARGEST_SEED,
     OTHER_SETTINGS,
     ConfigError,
     from_plain,
@@ -39,7 +40,8 @@ from sampleforge.topologies.config import ALGOS, AppoConfig
         ({"clip_ratio": 0.0}, "--clip-ratio 0.0: must be above 0"),
         ({"gae_lambda": -0.1}, "--gae-lambda -0.1: must"),
         ({"env_timeout": 0.0}, "--env-timeout 0.0: must"),
-        ({"seed": -1}, "--seed -1: must be at least 0"),
+        ({"seed": -1}, "--seed -1: must be at least 0 and at most 4294967295"),
+        ({"seed": 2**32}, "--seed 4294967296: must be at least 0 and at most 4294967295"),
         ({"device": "gpu"}, "--device gpu: must be auto, cpu, cuda or cuda:N"),
         ({"resume": "must"}, "there is no --run-dir"),
         ({"lr_schedule": "linear"}, "add --train-for-env-steps or --train-for-seconds"),
@@ -72,6 +74,7 @@ def test_a_model_without_units_is_refused():
         {"max_grad_norm": 0.0, "reward_clip": None, "value_clip": None},
         {"device": "cuda:1"},
         {"resume": "must", "run_dir": "x"},
+        {"seed": LARGEST_SEED},
     ],
 )
 def test_values_at_the_limits_are_accepted(fields):

@@ -11,7 +11,7 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import TrustFlags
-from sampleforge.config import check_range
+from sampleforge.config import check_range, check_seed
 from sampleforge.runtime.files import to_json
 
 
@@ -55,7 +55,7 @@ class EstimateFlags(TrustFlags):
         check_range(self, "level", low=0.5, high=0.999)
         check_range(self, "max_ratio", low=1)
         check_range(self, "replicates", low=100)
-        check_range(self, "seed", low=0)
+        check_seed(self)
 
 
 def run(args: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from sampleforge.cli.flags import KEY_JSON
-from sampleforge.config import Checked, check_range
+from sampleforge.config import Checked, check_range, check_seed
 from sampleforge.run.folder.trust import Trust
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class PlayFlags(WatchedFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "episodes max_episode_steps", low=1)
-        check_range(self, "seed", low=0)
+        check_seed(self)
 
 
 def play(

@@ -12,7 +12,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.outputs import check_given_once, check_out
 from sampleforge.cli.play_flags import WatchedFlags
-from sampleforge.config import ConfigError, check_range
+from sampleforge.config import ConfigError, check_range, check_seed
 from sampleforge.runtime.files import to_json
 
 
@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> int:
     )
     flags = parse(TournamentFlags, args, "sampleforge tournament", text)
     check_range(flags, "episodes", low=1)
-    check_range(flags, "seed", low=0)
+    check_seed(flags)
     if not flags.run_dirs:
         raise ConfigError(
             "Give the folders of the runs that play: sampleforge tournament runs/a runs/b"

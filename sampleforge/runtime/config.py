@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from sampleforge.config import Checked, ConfigError, check_range, typed, with_underscores
+from sampleforge.config import (
+    Checked,
+    ConfigError,
+    check_range,
+    check_seed,
+    typed,
+    with_underscores,
+)
 
 _SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([^\s<>=]+)\s*")
@@ -120,7 +127,7 @@ class RunConfig(InitConfig):
     """auto: resume if there is a checkpoint; must: fail if there is none; never: refuse a folder
     that has one."""
     seed: int | None = None
-    """Seed of everything (default: a random one, kept in the run folder)."""
+    """Seed of everything, at most 4294967295 (default: a random one, kept in the run folder)."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N, of the learner and the policy workers."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -177,7 +184,7 @@ class RunConfig(InitConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "seed", low=0)
+        check_seed(self)
         check_range(self, "train_for_env_steps keep_checkpoints milestone_interval", low=1)
         check_range(self, "metrics_window", low=1)
         object.__setattr__(self, "anneal", with_underscores(self.anneal, "--anneal"))

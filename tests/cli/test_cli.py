@@ -214,6 +214,11 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
             "--num-batches-to-accumulate 5: with --no-async-rl",
         ),
         ("train appo --env X --seed abc", "--seed abc: must be a whole number"),
+        *(
+            (f"{command} --seed 18446744073709551615", "at least 0 and at most 4294967295")
+            for command in ("train appo --env X", "eval a", "record a", "estimate a b")
+        ),
+        ("tournament a b --seed 18446744073709551615", "at least 0 and at most 4294967295"),
         ("train appo --env X --env-kwargs a", "'a' has no value; write a=VALUE"),
         ("eval nothing", "nothing is not a run folder: there is no such folder"),
         ("eval nothing --episode 3", "--episodes"),

@@ -16,6 +16,7 @@ from sampleforge.config import (
     Checked,
     ConfigError,
     check_range,
+    check_seed,
     from_plain,
     nearest,
     with_underscores,
@@ -85,7 +86,7 @@ class SearchMethod(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "trials pruning_points", low=1)
-        check_range(self, "seed", low=0)
+        check_seed(self)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from sampleforge.config import ConfigError
+from sampleforge.config import LARGEST_SEED, ConfigError
 from sampleforge.run.folder.kinds import STUDY
 from sampleforge.run.folder.trust import check_places
 from sampleforge.tools.sweep.spec import SweepSpec
@@ -132,7 +132,8 @@ def distribution(spec: SweepSpec, name: str) -> Any:
 def sampler(spec: SweepSpec, earlier: int) -> Any:
     """Return the sampler; that of a resumed sweep continues with another seed after ``earlier``
     trials, or it would draw the same values again."""
-    samplers, seed = import_optuna().samplers, spec.method.seed + earlier
+    samplers = import_optuna().samplers
+    seed = (spec.method.seed + earlier) % (LARGEST_SEED + 1)
     if spec.method.sampler == "grid":
         space = {name: spec.grid(name) for name in spec.search}
 

@@ -8,6 +8,7 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
+from sampleforge.tools.sweep.study import sampler
 
 CONFIG = "config: {env: CartPole-v1, train_for_env_steps: 1e5}\n"
 SEARCH = "search: {learning_rate: {low: 1e-5, high: 1e-2, log: true}}\n"
@@ -103,6 +104,7 @@ search:
         ),
         (f"algo: appo\nsampler: grid\n{CONFIG}{SEARCH}", "a grid needs choices"),
         (f"algo: appo\npruner: medain\n{CONFIG}{SEARCH}", "median"),
+        (f"algo: appo\nseed: 4294967296\n{CONFIG}{SEARCH}", "at most 4294967295"),
         (f"algo: appo\ntrials: 0\n{CONFIG}{SEARCH}", "trials"),
         (
             f"algo: appo\n{CONFIG}search: {{gamma: {{choices: [0.99, 1.5]}}}}",
@@ -160,3 +162,11 @@ def test_values_outside_of_the_ranges_are_not_allowed(tmp_path: Path) -> None:
     assert read.allows("gamma", 0.95) and read.allows("exploration", "entropy")
     for name, value in (("gamma", 0.5), ("gamma", "0.95"), ("exploration", "x"), ("env", "a:b")):
         assert not read.allows(name, value)
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "grid"])
+def test_a_resumed_sweep_with_the_largest_seed_has_a_sampler(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("optuna")
+    search = "search: {gamma: {choices: [0.9, 0.99]}}\n"
+    read = spec(tmp_path, f"algo: appo\nsampler: {name}\nseed: {2**32 - 1}\n{CONFIG}{search}")
+    sampler(read, 5)
