@@ -5,6 +5,7 @@ Nothing heavy is imported before a verb runs, so that --help answers at once.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -87,6 +88,14 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `sampleforge envs | head`
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(
+            f"sampleforge: error: {error.filename}: {error.strerror}; give a shorter path",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def _check_working_directory() -> None:

@@ -50,8 +50,9 @@ def run(args: Sequence[str]) -> int:
     out = Path(flags.out or f"policy{suffix}")
     if out.suffix != suffix:
         raise ConfigError(f"--out {out}: a file of --format {flags.format} must end in {suffix}")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    from sampleforge.cli.outputs import check_file
+
+    check_file("--out", str(out))
     from sampleforge.tools.export.write import export_run
 
     given = {"model.encoder": flags.encoder, "model.head": flags.head}

@@ -154,7 +154,12 @@ def parse_shown(cls: type[C], args: Sequence[str], prog: str, description: str) 
             raise ConfigError(_told(printed.getvalue())) from None
         raise
     if unknown:
-        raise ConfigError(_unknown(unknown, flag_names(cls), prog))
+        names = flag_names(cls)
+        if "--" in args and (given := _given_after_dashes(args, names)):
+            raise ConfigError(
+                f"{given} follows `--`, after which nothing is a flag; put it before `--`"
+            )
+        raise ConfigError(_unknown(unknown, names, prog))
     return parsed
 
 
@@ -182,6 +187,13 @@ def _told(box: str) -> str:
         wanted = kinds.get(placeholder[1]) or f"one of {', '.join(choices)}"
         return f"{found[1]} {found[2]}: must be {wanted}"
     return said.removeprefix("Error parsing ")
+
+
+def _given_after_dashes(args: Sequence[str], names: Collection[str]) -> str | None:
+    """Return the first word after ``--`` that would be one of the flags ``names`` before it."""
+    after = args[args.index("--") + 1 :]
+    flags = ((word, word.partition("=")[0].replace("_", "-")) for word in after)
+    return next((word for word, flag in flags if flag[:2] == "--" and flag[2:] in names), None)
 
 
 def _unknown(words: Sequence[str], names: Collection[str], prog: str) -> str:

@@ -34,13 +34,33 @@ def check_out(name: str) -> Path:
 def check_file(flag: str, name: str) -> Path:
     """Return the file that a flag names. Raises ConfigError if none can be written there."""
     file = Path(name)
-    if not file.parent.is_dir():
+    if not os.path.isdir(file.parent):  # False also for a path that is too long
         raise ConfigError(f"{flag} {name}: there is no folder {file.parent}")
-    if file.is_dir():
+    if os.path.isdir(file):
         raise ConfigError(f"{flag} {name}: this is a folder; give the name of a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"{flag} {name}: you may not write there; give another file")
+    try:
+        os.lstat(file)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"{flag} {name}: {error.strerror}; give another file") from error
+    _check_writable(flag, file if os.path.exists(file) else file.parent, file, "file")
     return file
+
+
+def check_folder(flag: str, folder: Path) -> Path:
+    """Return the ``folder`` that a flag names, which need not exist. Raises ConfigError if no files
+    can be written there."""
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
+    _check_writable(flag, there, folder, "folder")
+    return folder
+
+
+def _check_writable(flag: str, there: Path, name: Path, kind: str) -> None:
+    """Raise ConfigError, which names the ``kind`` that ``flag`` gives, unless ``there`` is
+    writable."""
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"{flag} {name}: you may not write there; give another {kind}")
 
 
 def check_given_once(folders: Sequence[Path], why: str) -> None:

@@ -29,17 +29,18 @@ def run(args: Sequence[str]) -> int:
     """Record, and print the result as one JSON object in the last line. Raises ConfigError."""
     text = "Play episodes with a trained policy and write them into a dataset in Minari's format."
     flags = parse(RecordFlags, args, "sampleforge record", text)
+    from sampleforge.cli.outputs import check_folder
     from sampleforge.run.folder.run_folder import RunFolder
     from sampleforge.run.folder.trust import trusted_config
     from sampleforge.run.recording import PlayRecorder
 
+    folder = check_folder("--out", Path(flags.out or Path(flags.run_dir) / "dataset"))
     config = trusted_config(RunFolder.existing(Path(flags.run_dir)), flags.trusted)
     if config.model.head is not None:
         raise ConfigError(
             f"{flags.run_dir} has a policy head of its own ({config.model.head}), and a dataset "
             "has the parameters of the built-in distributions of actions alone; record another run"
         )
-    folder = Path(flags.out) if flags.out else Path(flags.run_dir) / "dataset"
     recorder = PlayRecorder(folder.absolute(), config.algo, squashed=config.model.squash_actions)
     try:
         result = play(flags, "record", stochastic=flags.stochastic, recorder=recorder)

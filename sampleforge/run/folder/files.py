@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sampleforge.config import ConfigError
+
 
 class CannotWrite(OSError):
     """A file of the run folder could not be written: the disk is full, read-only or broken. The
@@ -25,6 +27,14 @@ def writing(path: Path) -> Iterator[None]:
             "command again to resume from the last checkpoint"
         )
         raise CannotWrite(error.errno, reason, str(path)) from error
+
+
+def unusable(folder: Path, error: OSError) -> ConfigError:
+    """Return the error of a run folder that cannot be made or read, because of ``error``."""
+    return ConfigError(
+        f"run folder {folder} cannot be used: {error.strerror} ({error.filename}); "
+        "give another --run-dir"
+    )
 
 
 class LineFile:

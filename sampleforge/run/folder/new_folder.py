@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder import stored_config
+from sampleforge.run.folder.files import unusable
 from sampleforge.run.folder.trust import check_places
 
 C = TypeVar("C")
@@ -79,8 +80,11 @@ def with_folder_and_seed(config: C, resources: ExitStack) -> C:
     seed = asked.seed
     if seed is None:
         stored, known = path / "config.yaml", None
-        if path.is_dir():
-            check_places(path, (stored.name,))
-            known = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        try:
+            if path.is_dir():
+                check_places(path, (stored.name,))
+                known = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        except OSError as error:
+            raise unusable(path, error) from error
         seed = known if isinstance(known, int) else secrets.randbelow(2**31)
     return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]

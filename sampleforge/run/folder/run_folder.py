@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.run.folder import stored_config
-from sampleforge.run.folder.files import writing
+from sampleforge.run.folder.files import unusable, writing
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, trusted
 from sampleforge.runtime.files import TEMPORARY_SUFFIX, to_json, write_atomically
 from sampleforge.runtime.folder_lock import lock_folder
@@ -110,9 +110,12 @@ class RunFolder:
         """Return the folder of a run that was started, for reading. Raises ConfigError if ``path``
         is not a run folder, or if a link in it leads out of it."""
         folder = cls(path)
-        check_places(folder.path, _FILES)
-        if folder.config_file.is_file():
-            return folder
+        try:
+            check_places(folder.path, _FILES)
+            if folder.config_file.is_file():
+                return folder
+        except OSError as error:
+            raise ConfigError(f"{path} is not a run folder: {error.strerror}") from error
         parent = folder.path.parent
         runs = [config.parent.name for config in parent.glob("*/config.yaml")]
         near = [str(parent / name) for name in nearest(folder.path.name, runs)]
@@ -136,7 +139,7 @@ class RunFolder:
             self._lock = lock_folder(self.path, "--run-dir")
         except OSError as error:
             self.close()
-            raise self._unusable(error) from error
+            raise unusable(self.path, error) from error
 
     def prepare(self) -> None:
         """Make the folders that a run writes to, and remove what a killed one has left. Raises
@@ -154,13 +157,7 @@ class RunFolder:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, RESERVE)
         except OSError as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
-            "give another --run-dir"
-        )
+            raise unusable(self.path, error) from error
 
     def discard(self) -> None:
         """Remove what `create` has made, the folder or the lock file in it: the run did not

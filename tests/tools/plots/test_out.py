@@ -45,6 +45,17 @@ def test_a_figure_that_cannot_be_written_is_refused_before_the_work(
     assert 'pip install "sampleforge[plot]"' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["export a --out x.onnx", "record a --out x", "record a"])
+def test_a_policy_or_dataset_that_cannot_be_written_is_refused_before_the_work(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        assert main(words.split()) == 2
+    assert "you may not write there; give another f" in capsys.readouterr().err
+
+
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure can be saved."""
