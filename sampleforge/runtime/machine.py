@@ -142,11 +142,11 @@ def memory_available() -> int:
 
 def human_bytes(count: float) -> str:
     """Return a number of bytes with its unit, such as 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
         count /= 1024
-    return f"{count:.4g} GiB"
+    return f"{count:.4g} PiB"
 
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"

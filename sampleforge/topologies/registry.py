@@ -25,7 +25,7 @@ from sampleforge.topologies.ranks.plan import plan_ranks
 from sampleforge.topologies.ranks.wire import wire_ranks, wire_world
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.topologies.replay.wire import wire_replay
-from sampleforge.topologies.sampler_plan import Plan, one_row_each
+from sampleforge.topologies.sampler_plan import Plan, check_layers, one_row_each
 from sampleforge.topologies.slots.plan import plan_slots
 from sampleforge.topologies.slots.wire import wire_slots
 from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
@@ -78,6 +78,7 @@ class Pairing:
 
     def plan(self, config: Any, spec: EnvSpec, device: str) -> Any:
         """Return the sizes of a run. Raises ConfigError if it is not possible."""
+        check_layers(config.model)
         return self.topology.plan(self.algorithm, config, spec, device)
 
     def wire(self, config: Any, plan: Any, spec: EnvSpec, *args: Any, **options: Any) -> Graph:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from sampleforge.algorithms.config import LearnerConfig
@@ -18,6 +19,7 @@ from sampleforge.runtime.machine import (
     bf16_instructions,
     has_bf16,
     human_bytes,
+    memory_available,
     resolve_device,
     shared_memory_free,
     this_machine,
@@ -518,6 +520,24 @@ def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
         )
 
 
+def check_layers(model: ModelConfig) -> None:
+    """Raise ConfigError if the weights between the layers of a network do not fit into memory: to
+    make them would end the process, or take for ever."""
+    widths = model.hidden_sizes or ()
+    weights = sum(widths) + sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    gates = {"none": 0, "gru": 3, "lstm": 4}[model.core]
+    weights += gates * model.core_size**2
+    free = memory_available()
+    if 4 * weights > free:
+        flags = [typed("model.hidden_sizes", widths)] if widths else []
+        flags += [typed("model.core_size", model.core_size)] if gates else []
+        raise ConfigError(
+            f"{' '.join(flags)}: the weights of these layers alone take "
+            f"{human_bytes(4 * weights)} of memory, and {human_bytes(free)} are free; give smaller "
+            "ones"
+        )
+
+
 def describe_memory(nbytes: Sequence[int]) -> str:
     """Return the bytes of several policies as text, such as "2 x 1.5 MiB = 3.0 MiB"."""
     each = " + ".join(f"{nbytes.count(n)} x {human_bytes(n)}" for n in dict.fromkeys(nbytes))
@@ -559,6 +579,10 @@ def check_minibatch(config: LearnerConfig, plan: Plan, *, whole_rollouts: bool) 
         )
 
 
+LARGEST_BATCH = 10**12
+"""Env steps. With one float32 each they are 3.6 TiB."""
+
+
 def nearest_minibatch(batch: int, about: float, unit: int) -> int | None:
     """Return the size of equal minibatches of a ``batch``, a multiple of ``unit``, that is nearest
     to ``about``, as a ratio. None if there is none."""
@@ -568,7 +592,12 @@ def nearest_minibatch(batch: int, about: float, unit: int) -> int | None:
 
 def _equal_parts(batch: int, unit: int) -> list[int]:
     """Return the sizes of equal parts of a ``batch`` that are multiples of ``unit``, in ascending
-    order."""
+    order. Raises ConfigError for a batch beyond reason, of which they would take minutes."""
+    if batch > LARGEST_BATCH:
+        raise ConfigError(
+            f"a batch of {batch:,} env steps is more than {LARGEST_BATCH:,}, for which no machine "
+            "has the memory; lower --batch-size, or --rollout and the number of environments"
+        )
     units, rest = divmod(batch, unit)
     small = [] if rest else [n for n in range(1, math.isqrt(units) + 1) if units % n == 0]
     return [unit * n for n in sorted({*small, *(units // n for n in small)})]

@@ -93,6 +93,20 @@ def test_the_opening_says_how_each_leaf_is_encoded_and_why() -> None:
         wired(asked)
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--model.hidden-sizes 1000000000 1000000000", "--model.hidden-sizes 1000000000 100"),
+        ("--model.hidden-sizes 1000000000000", "--model.hidden-sizes 1000000000000: the weights"),
+        ("--model.core gru --model.core-size 10000000", "--model.core-size 10000000: the weights"),
+    ],
+)
+def test_layers_that_do_not_fit_into_memory_are_refused(flags: str, told: str) -> None:
+    asked = parse_config("appo", ["--env", "CartPole-v1", *flags.split()])
+    with pytest.raises(ConfigError, match=rf"{told}.* take [\d.]+ [TP]iB of memory, and .* free"):
+        wired(asked)
+
+
 def test_much_shared_memory_is_told_with_the_flag_that_lowers_it() -> None:
     for asked, flag in (
         (AppoConfig(), "--num-envs-per-worker"),

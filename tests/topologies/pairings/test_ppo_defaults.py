@@ -107,6 +107,13 @@ def test_a_gpu_learns_from_images_while_sampling_goes_on(of: EnvSpec) -> None:
             assert resolve_defaults(AppoConfig(device=device), VECTOR).async_rl is False
 
 
+def test_a_batch_beyond_reason_is_refused_at_once() -> None:
+    """And not divided: that would take minutes."""
+    with pytest.raises(ConfigError, match=r"batch of 100,000,000,000,000 env .*lower --batch-size"):
+        nearest_minibatch(10**14, 256, 32)
+    assert nearest_minibatch(10**10, 256, 1) == 256
+
+
 @pytest.mark.parametrize("of", [IMAGE, ATARI], ids=["image", "atari"])
 def test_images_are_learned_from_in_minibatches(of: EnvSpec) -> None:
     """With one gradient step for each batch Breakout had 3.0 after two million env steps."""
