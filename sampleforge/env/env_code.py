@@ -6,7 +6,8 @@ code of environments runs in `env_code`, and what imports, constructs or renews 
 `making`: at the end the settings are as they were before, and the next code of environments in this
 thread finds its own ones again. (A few are never the environment's: see `_Kept`.)
 
-SystemExit and KeyboardInterrupt of an environment become `EnvironmentExit`, an error like others.
+SystemExit, KeyboardInterrupt and GeneratorExit of an environment become `EnvironmentExit`, an error
+like others.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ log = logging.getLogger(__name__)
 
 
 class EnvironmentExit(RuntimeError):
-    """An environment has raised SystemExit or KeyboardInterrupt, as if the user had."""
+    """An environment has raised SystemExit or KeyboardInterrupt, as if the user had, or
+    GeneratorExit."""
 
 
 def as_error(raised: BaseException) -> Exception:
-    """Return what the code of an environment has ``raised``: SystemExit and KeyboardInterrupt as
-    an EnvironmentExit. Raises ``raised`` itself if it is the user's Ctrl-C, or no error at all."""
+    """Return what the code of an environment has ``raised``: SystemExit, KeyboardInterrupt and
+    GeneratorExit as an EnvironmentExit. Raises ``raised`` itself if it is the user's Ctrl-C, or no
+    error at all."""
     if isinstance(raised, Exception):
         return raised
     of_user = isinstance(raised, MissingMainGuard) or (
@@ -47,7 +50,8 @@ def as_error(raised: BaseException) -> Exception:
         and threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
-    if of_user or not isinstance(raised, SystemExit | KeyboardInterrupt):
+    ending = SystemExit | KeyboardInterrupt | GeneratorExit
+    if of_user or not isinstance(raised, ending):
         raise raised
     found = EnvironmentExit(
         f"the environment raised {raised!r}, which would end the whole program; an environment "

@@ -314,12 +314,20 @@ def _checked(
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if stage == "closed":
         what = "hangs" if hangs else f"ended its process, with {how}"
-        raise EnvFailed(f"{printed}\n{what}", stage)
+        raise EnvFailed(_below(printed, what), stage)
     if hangs:
         failed = EnvFailed(
-            f"{printed}\n{config.env} hangs: its construction, a reset or a step took more than "
-            f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
+            _below(
+                printed,
+                f"{config.env} hangs: its construction, a reset or a step took more than "
+                f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit",
+            )
         )
         failed.hangs = True
         raise failed
-    raise EnvFailed(f"{printed}\n{config.env} ended its process in the {work}, with {how}")
+    raise EnvFailed(_below(printed, f"{config.env} ended its process in the {work}, with {how}"))
+
+
+def _below(printed: str, text: str) -> str:
+    """Return ``text`` on a line below what the child has ``printed``, if that is anything."""
+    return f"{printed}\n{text}" if printed else text

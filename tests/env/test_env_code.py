@@ -129,7 +129,7 @@ def test_what_changes_while_no_environment_runs_stays(before: dict[str, Any]) ->
     vector.close()
 
 
-@pytest.mark.parametrize("raises", ["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("raises", ["SystemExit", "KeyboardInterrupt", "GeneratorExit"])
 @pytest.mark.parametrize("where", ["init", "reset"])
 def test_an_environment_cannot_end_the_process_that_makes_it(
     raises: str, where: str, monkeypatch: pytest.MonkeyPatch
@@ -143,12 +143,13 @@ def test_an_environment_cannot_end_the_process_that_makes_it(
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_step_that_would_end_the_process_is_an_error_of_its_row() -> None:
-    kwargs: dict[str, Any] = {"raises": "SystemExit", "where": "step", "after": 5}
+@pytest.mark.parametrize("raises", ["SystemExit(3)", "GeneratorExit()"])
+def test_a_step_that_would_end_the_process_is_an_error_of_its_row(raises: str) -> None:
+    kwargs: dict[str, Any] = {"raises": raises.partition("(")[0], "where": "step", "after": 5}
     vector = make_vector(EnvConfig("tests.support.ending_envs:EndingEnv", kwargs), 2, [0, 1])
     steps(vector, 8)
     assert vector.rebuilt == 2
-    assert "EnvironmentExit: the environment raised SystemExit(3)" in str(vector.fault)
+    assert f"EnvironmentExit: the environment raised {raises}" in str(vector.fault)
     vector.close()
 
 

@@ -111,6 +111,7 @@ def test_what_fails_with_one_row_too_is_told_by_the_error_of_one_row() -> None:
         ("ValueError", "init", "created"),
         ("SystemExit", "reset", "reset"),
         ("KeyboardInterrupt", "step", "stepped"),
+        ("GeneratorExit", "step", "stepped"),
     ],
 )
 def test_the_error_says_what_was_done_and_every_cause(raises: str, where: str, stage: str) -> None:
@@ -124,6 +125,12 @@ def test_the_error_says_what_was_done_and_every_cause(raises: str, where: str, s
         assert "caused by KeyError: 'level 7'" in cause
     else:
         assert f"caused by {raises}" in cause or cause.startswith(raises)
+
+
+def test_the_error_of_a_process_that_has_printed_nothing_has_no_empty_line() -> None:
+    with pytest.raises(EnvFailed) as failed:
+        probe(config(ENDING, raises="exit", where="init"))
+    assert str(failed.value) == f"{ENDING} ended its process in the probe, with exit code 3"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def _raise(error: BaseException, cause: BaseException | None = None) -> None:
 ENDS: dict[str, Callable[[], object]] = {
     "SystemExit": lambda: _raise(SystemExit(3)),
     "KeyboardInterrupt": lambda: _raise(KeyboardInterrupt()),
+    "GeneratorExit": lambda: _raise(GeneratorExit()),
     "ValueError": lambda: _raise(ValueError("no such level"), KeyError("level 7")),
     "exit": lambda: os._exit(3),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
