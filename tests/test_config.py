@@ -146,7 +146,7 @@ def test_values_are_converted_to_the_type_of_their_field():
         run_dir=Path("runs") / "mine",
         env_kwargs={"gravity": 10.0, "sutton_barto_reward": True},
         adam_betas=[0.9, 0.99],
-        seed=2**60 + 1,
+        milestone_interval=2**60 + 1,
         model={"hidden_sizes": [8], "core": "gru"},
     )
     config = AppoConfig(**given)
@@ -155,7 +155,7 @@ def test_values_are_converted_to_the_type_of_their_field():
     assert type(config.rollout) is int and type(config.train_for_seconds) is float
     assert config.run_dir == "runs/mine" and config.adam_betas == (0.9, 0.99)
     assert [type(value) for value in config.env_kwargs.values()] == [float, bool]
-    assert config.seed == 2**60 + 1
+    assert config.milestone_interval == 2**60 + 1
     assert config.model == ModelConfig(hidden_sizes=(8,), core="gru")
 
 
