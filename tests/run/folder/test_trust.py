@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -290,8 +291,10 @@ def test_left_open_excuses_no_value_that_the_user_gives(tmp_path: Path) -> None:
 def test_yaml_makes_no_objects(canary: Path, trained: Path) -> None:
     folder = forged(trained, canary.parent / "run")
     text = f"!!python/object/apply:os.system ['touch \"{canary}\"']"
-    with (folder / "config.yaml").open("a") as file:
-        file.write(f"gamma: {text}\n")
+    config = folder / "config.yaml"
+    changed = re.sub(r"(?m)^gamma: .*$", lambda _: f"gamma: {text}", config.read_text())
+    assert text in changed
+    config.write_text(changed)
     with pytest.raises(ConfigError, match="cannot be read"):
         evaluate(folder, episodes=1, trust=Trust(everything=True))
     assert not canary.exists()
