@@ -28,7 +28,16 @@ from typing import Any
 
 import machine
 import torch
-from gpu_sections import BREAKOUT, MINATAR, SECTIONS, NotHere, Section, SectionError, Setting
+from gpu_sections import (
+    BREAKOUT,
+    FURTHER,
+    MINATAR,
+    SECTIONS,
+    NotHere,
+    Section,
+    SectionError,
+    Setting,
+)
 
 BUDGET = 1200.0
 """Seconds for all sections together."""
@@ -54,6 +63,7 @@ def _breakout(measured: dict[str, Any]) -> list[str]:
         name: measured[name]["frames_per_s"]
         for name in (
             "appo-worker",
+            "appo-two-workers",
             "appo-inline",
             "appo-eager",
             "appo-compiled",
@@ -131,7 +141,7 @@ def report(results: dict[str, Any], setting: Setting, header: str) -> str:
     what = "on a CPU, small: no figure of a GPU" if setting.small else "on a GPU"
     parts = [f"# SampleForge {what}", f"```\n{header}\n```", "## Targets"]
     parts.append(machine.table(["target", "measured", ""], verdicts(results, setting)))
-    for section in SECTIONS:
+    for section in (*SECTIONS, *FURTHER):
         if section.name not in results:
             continue
         of = results[section.name]
@@ -206,14 +216,16 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=1.0, help="factor for the limits of sections"
     )
-    names = [section.name for section in SECTIONS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="sections")
+    usual, every = ([each.name for each in some] for some in (SECTIONS, [*SECTIONS, *FURTHER]))
+    further = ", ".join(each.name for each in FURTHER)
+    only = f"sections (also {further}, which do not run otherwise)"
+    parser.add_argument("--only", nargs="+", choices=every, default=usual, help=only)
     args = parser.parse_args()
     if not args.dry_run and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device here; --dry-run tries the command on the CPU")
     device = "cpu" if args.dry_run else "cuda"
     devices = torch.cuda.device_count() if device == "cuda" else 1
-    chosen = [section for section in SECTIONS if section.name in args.only]
+    chosen = [section for section in (*SECTIONS, *FURTHER) if section.name in args.only]
     results: dict[str, Any] = {}
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -323,6 +323,9 @@ def show_tests(result: dict[str, Any]) -> str:
 
 
 EAGER = ("--no-cuda-graphs",)
+TWO_WORKERS = ("--num-policy-workers", "2")
+ONE_STEP = ("--num-epochs", "1", "--minibatch-size", "1024")
+SIXTEEN_ROWS = ("--num-envs-per-worker", "16")
 AS_BEGUN = ("--learning-rate", "1e-9")
 """Keeps a policy as it began. In ViZDoom one that learns has short games, and a reset takes as long
 as four steps, so that the simulator would be slower beside it than alone."""
@@ -410,3 +413,53 @@ SECTIONS = [
 ]
 """In the order in which they run: what the targets need comes first, the least important last.
 Their limits together are within `gpu.BUDGET`."""
+
+FURTHER = [
+    Section(
+        "vizdoom-two-workers",
+        "ViZDoom, APPO, two policy workers",
+        *(
+            45,
+            benchmark("appo", *WORKER, *AS_BEGUN, *TWO_WORKERS, env=VIZDOOM, peak=False),
+            show_benchmark,
+        ),
+    ),
+    Section(
+        "vizdoom-more-rows",
+        "ViZDoom, APPO, 16 env rows for each actor",
+        *(
+            45,
+            benchmark("appo", *WORKER, *AS_BEGUN, *SIXTEEN_ROWS, env=VIZDOOM, peak=False),
+            show_benchmark,
+        ),
+    ),
+    Section(
+        "vizdoom-one-step",
+        "ViZDoom, APPO, one gradient step for each batch",
+        *(
+            45,
+            benchmark("appo", *WORKER, *AS_BEGUN, *ONE_STEP, env=VIZDOOM, peak=False),
+            show_benchmark,
+        ),
+    ),
+    Section(
+        "vizdoom-service",
+        "ViZDoom, APPO, with the Multi-Process Service",
+        *(
+            45,
+            with_service(benchmark("appo", *WORKER, *AS_BEGUN, env=VIZDOOM, peak=False)),
+            show_benchmark,
+        ),
+    ),
+    Section(
+        "appo-two-workers",
+        "Breakout, APPO, two policy workers",
+        *(45, benchmark("appo", *WORKER, *TWO_WORKERS, peak=False), show_benchmark),
+    ),
+    Section(
+        "sac-run-cpu",
+        "HalfCheetah, SAC, on the CPU",
+        *(45, benchmark("sac", *SOON, env=CHEETAH, peak=False, device="cpu"), show_benchmark),
+    ),
+]
+"""Those for which the time of all others leaves none: they run if they are named."""

@@ -155,7 +155,7 @@ def test_the_flags_of_every_section_make_a_run_on_a_gpu(
     monkeypatch.setattr(gpu_sections, "is_here", lambda env: True)
     monkeypatch.setattr(gpu_sections.shutil, "which", lambda name: "/bin/true")
     setting, ran = gpu.Setting("cuda", 1, tmp_path), {}
-    for section in gpu.SECTIONS:
+    for section in (*gpu.SECTIONS, *gpu.FURTHER):
         found = gpu.run_section(section, setting, section.limit)
         assert found["error"] == "not run", section.name
         ran[section.name] = commands.pop()
@@ -164,7 +164,7 @@ def test_the_flags_of_every_section_make_a_run_on_a_gpu(
     assert trained == ran.keys() - {"tests", "features", "learner", "sac", "inference"}
     for name in sorted(trained):
         config, plan = planned(ran[name])
-        on_gpu = "cpu" if name == "cartpole-cpu" else "cuda"
+        on_gpu = "cpu" if name.endswith("-cpu") else "cuda"
         assert plan.device == config.device == on_gpu, name
         assert config.benchmark == (name != "bf16")
     assert "ALE/Breakout-v5" in ran["bf16"], "the machine has it"
@@ -206,7 +206,7 @@ def test_what_is_skipped_says_what_it_would_do_and_what_is_needed(
 @pytest.mark.multiprocess(timeout=240)
 def test_the_command_writes_its_report_without_a_gpu(run_cli: RunCli, tmp_path: Path) -> None:
     out = tmp_path / "found.md"
-    command = [str(REPO / "benchmarks" / "gpu.py"), "--dry-run"]
+    command = [str(REPO / "benchmarks" / "gpu.py"), "--dry-run", "--patience", "4"]
     command += ["--out", str(out), "--only", "inference", "apex-gpu-frames", "appo-service"]
     ended = run_cli(*command, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
