@@ -239,8 +239,8 @@ def with_interval(scores: Any) -> str:
 def kept(run: dict[str, Any]) -> float:
     """Return how far the greedy return at the end is above the lowest point of the curve, as a part
     of how far the curve has been: at most 1, and 1 if nothing was learned or lost. The points are
-    means of training episodes."""
-    points = [value for _, value in run["curve"]]
+    means of training episodes; there are none if each env row has hardly ended one."""
+    points = [value for _, value in run["curve"]] or [run["return_mean"]]
     low, high = min(points), max(points)
     return min(1.0, (run["return_mean"] - low) / (high - low)) if high > low else 1.0
 
