@@ -292,26 +292,29 @@ class StaleExperience(Callback):
 SAME = 200
 """Number of first episodes whose returns, if they are all the same, the user is told of."""
 ENDLESS = 2000
-"""Env steps of each env row from which on, if no episode has ended, the user is told."""
+"""Env steps of each env row after which the user is told if hardly an episode has ended."""
+FEW_ENDED = 0.25
+"""Episodes for each env row below which hardly one has ended."""
 
 
 class NoSignal(Callback):
     """Says once, of a run that begins with new weights, with the flag that helps, that its first
     `SAME` episodes all had the same return: no gradient follows from rewards that tell no action
-    from another. Or that no episode has ended in `ENDLESS` steps of each env row, without a time
-    limit: the policy may have learned to avoid what is near the end, as a goal beside a cliff
+    from another. Or that hardly an episode has ended in `ENDLESS` steps of each env row, without a
+    time limit: the policy may have learned to avoid what is near the end, as a goal beside a cliff
     is."""
 
     def __init__(self) -> None:
         self._return: float | None = None
         self._count = 0
-        self._ended = False
+        self._waits_for_ends = True
 
     def on_start(self, session: Session) -> None:
         config = session.resolved
         recorded = getattr(config, "datasets", ())
         if session.opened.earlier or config.init_from or recorded:
             self._end()
+            self._waits_for_ends = False
 
     def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
         self._count += 1
@@ -324,16 +327,18 @@ class NoSignal(Callback):
             self._end()
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        if self._ended or self._count or session.spec.max_episode_steps is not None:
+        if not self._waits_for_ends:
             return
         rows, steps = session.plan.envs, int(report["env_steps"])
-        if steps >= ENDLESS * rows:
-            session.message(_endless(session.resolved, steps, rows), "warning")
-            self._end()
+        if steps < ENDLESS * rows:
+            return
+        self._waits_for_ends = False
+        ended = int(report["episodes"])
+        if session.spec.max_episode_steps is None and ended < FEW_ENDED * rows:
+            session.message(_endless(session.resolved, ended, steps, rows), "warning")
 
     def _end(self) -> None:
         """Have the episodes that follow not reported to this callback."""
-        self._ended = True
         self.on_episode_record = super().on_episode_record  # type: ignore[method-assign]
 
 
@@ -347,8 +352,10 @@ def _same_returns(config: AnyConfig, ret: float) -> str:
     return f"{text}: so far there is nothing to learn from; {check}"
 
 
-def _endless(config: AnyConfig, steps: int, rows: int) -> str:
-    """Return what is said of a run in which no episode has ended after so many env steps."""
+def _endless(config: AnyConfig, ended: int, steps: int, rows: int) -> str:
+    """Return what is said of a run in which only so many episodes have ended after so many env
+    steps."""
+    few = f"Only {ended} episode{'s have' if ended > 1 else ' has'}" if ended else "No episode has"
     clip = ""
     if config.reward_clip is None:
         clip = (
@@ -356,8 +363,8 @@ def _endless(config: AnyConfig, steps: int, rows: int) -> str:
             "size of the usual ones keeps these few from being all that is learned from"
         )
     return (
-        f"No episode has ended in {steps:,} env steps of {rows} env rows, and {config.env} has no "
-        "time limit: no return is known, and the policy may have learned to stay away from what "
+        f"{few} ended in {steps:,} env steps of {rows} env rows, and {config.env} has no time "
+        "limit: returns are hardly known, and the policy may have learned to stay away from what "
         f"ends an episode. {typed('max_episode_steps', 1000)} ends them{clip}; `sampleforge "
         f"check-env {config.env}` says what else may help"
     )

@@ -357,7 +357,7 @@ def test_returns_that_never_differ_with_a_bonus_are_told_without_the_flag(tmp_pa
 
 
 def endless(config: AnyConfig) -> list[str]:
-    return [text for text in trained(config).warnings if text.startswith("No episode has ended ")]
+    return [text for text in trained(config).warnings if " and the policy may have " in text]
 
 
 @pytest.mark.long
@@ -375,6 +375,29 @@ def test_a_run_whose_episodes_never_end_says_so_once_with_the_flags_that_help(
     assert not endless(limited)
     (text,) = endless(dataclasses.replace(config, run_dir=str(tmp_path / "3"), reward_clip=100.0))
     assert "--reward-clip" not in text
+
+
+def few_ended(ended: int, **fields: Any) -> list[str]:
+    """What is said at a report of 16,384 env steps of 8 rows, after which so many episodes have
+    ended."""
+    told: list[str] = []
+    session: Any = SimpleNamespace(
+        plan=SimpleNamespace(envs=8),
+        spec=SimpleNamespace(max_episode_steps=fields.pop("limit", None)),
+        resolved=AppoConfig(env="X-v0"),
+        message=lambda text, level: told.append(text),
+    )
+    watch = watches.NoSignal()
+    for env_steps in (8192, 16384, 32768):
+        watch.on_report(session, {"env_steps": env_steps, "episodes": ended})
+    return told
+
+
+def test_a_few_episodes_that_have_ended_are_told_of_as_well() -> None:
+    for ended, begins in ((0, "No episode has"), (1, "Only 1 episode has ended in 16,384 env ")):
+        (text,) = few_ended(ended)
+        assert text.startswith(begins)
+    assert not few_ended(2) and not few_ended(0, limit=1000)
 
 
 def test_returns_that_differ_are_not_told_of(tmp_path: Path) -> None:
