@@ -10,13 +10,16 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.encoding import check_leaves
 from sampleforge.env.user_code import import_user_module
+from sampleforge.models.config import ModelConfig
 from sampleforge.peers.rendezvous import StartupRendezvous
+from sampleforge.runtime.machine import human_bytes, memory_available
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import RanksRunConfig
@@ -25,7 +28,7 @@ from sampleforge.topologies.ranks.plan import plan_ranks
 from sampleforge.topologies.ranks.wire import wire_ranks, wire_world
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
 from sampleforge.topologies.replay.wire import wire_replay
-from sampleforge.topologies.sampler_plan import Plan, check_layers, one_row_each
+from sampleforge.topologies.sampler_plan import Plan, one_row_each
 from sampleforge.topologies.slots.plan import plan_slots
 from sampleforge.topologies.slots.wire import wire_slots
 from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
@@ -78,7 +81,7 @@ class Pairing:
 
     def plan(self, config: Any, spec: EnvSpec, device: str) -> Any:
         """Return the sizes of a run. Raises ConfigError if it is not possible."""
-        check_layers(config.model)
+        _check_layers(config.model)
         return self.topology.plan(self.algorithm, config, spec, device)
 
     def wire(self, config: Any, plan: Any, spec: EnvSpec, *args: Any, **options: Any) -> Graph:
@@ -115,3 +118,21 @@ def pairing_over(config: RanksRunConfig, rendezvous: StartupRendezvous) -> Pairi
         wire=partial(wire_world, rendezvous=rendezvous),
     )
     return dataclasses.replace(chosen, topology=over_ranks)
+
+
+def _check_layers(model: ModelConfig) -> None:
+    """Raise ConfigError if the weights between the layers of a network do not fit into memory: to
+    make them would end the process, or take for ever."""
+    widths = model.hidden_sizes or ()
+    weights = sum(widths) + sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    gates = {"none": 0, "gru": 3, "lstm": 4}[model.core]
+    weights += gates * model.core_size**2
+    free = memory_available()
+    if 4 * weights > free:
+        flags = [typed("model.hidden_sizes", widths)] if widths else []
+        flags += [typed("model.core_size", model.core_size)] if gates else []
+        raise ConfigError(
+            f"{' '.join(flags)}: the weights of these layers alone take "
+            f"{human_bytes(4 * weights)} of memory, and {human_bytes(free)} are free; give smaller "
+            "ones"
+        )

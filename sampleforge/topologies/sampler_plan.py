@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from sampleforge.algorithms.config import LearnerConfig
@@ -19,7 +18,6 @@ from sampleforge.runtime.machine import (
     bf16_instructions,
     has_bf16,
     human_bytes,
-    memory_available,
     resolve_device,
     shared_memory_free,
     this_machine,
@@ -517,24 +515,6 @@ def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
             f"the trajectory slots need {human_bytes(plan.slot_bytes)} of shared memory "
             f"({plan.slots} slots of {shape.rows} rows x {shape.rollout} steps), but only "
             f"{human_bytes(free)} are free; lower {flags}, or give the machine or container more"
-        )
-
-
-def check_layers(model: ModelConfig) -> None:
-    """Raise ConfigError if the weights between the layers of a network do not fit into memory: to
-    make them would end the process, or take for ever."""
-    widths = model.hidden_sizes or ()
-    weights = sum(widths) + sum(inputs * outputs for inputs, outputs in pairwise(widths))
-    gates = {"none": 0, "gru": 3, "lstm": 4}[model.core]
-    weights += gates * model.core_size**2
-    free = memory_available()
-    if 4 * weights > free:
-        flags = [typed("model.hidden_sizes", widths)] if widths else []
-        flags += [typed("model.core_size", model.core_size)] if gates else []
-        raise ConfigError(
-            f"{' '.join(flags)}: the weights of these layers alone take "
-            f"{human_bytes(4 * weights)} of memory, and {human_bytes(free)} are free; give smaller "
-            "ones"
         )
 
 

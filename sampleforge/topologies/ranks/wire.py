@@ -52,13 +52,13 @@ def wire_ranks(
     episodes = EpisodeQueue(ranks)
     new_model = NetworkMaker(algorithm, config, spec, start.seed)
     devices = peer_devices(plan.device, ranks)
-    rendezvous = local_rendezvous(
-        devices, config.rank_timeout, gradient_bytes(new_model, plan, start)
-    )
+    gradients = gradient_bytes(new_model, plan, start)
+    rendezvous = local_rendezvous(devices, config.rank_timeout, gradients)
     snapshot = None if config.serial else StateSnapshot(new_state(new_model, plan, start))
     streams = plan.num_splits * (2 if config.variable_experience else 1)
     shape = slot_shape(algorithm, config, spec, plan.rows, ranks)
     queue = rollout_queue(config, spec, shape, ranks, streams)
+    epoch = GroupEpoch(config.max_rank_restarts, ranks)
     context = RankContext(
         graph,
         new_model,
@@ -66,9 +66,7 @@ def wire_ranks(
         policy,
         episodes,
         RolloutBoard(ranks),
-        RestartInGroup(
-            GroupEpoch(config.max_rank_restarts, ranks), not_replaced=rendezvous.not_replaced
-        ),
+        RestartInGroup(epoch, not_replaced=rendezvous.not_replaced),
         [graph.new_row() for _ in range(ranks)],
         snapshot=snapshot,
         recorded=queue,
