@@ -154,11 +154,13 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
 
     def _normalise_returns(self, experience: Experience, last_value: Tensor | None) -> Experience:
         """Measure returns by their scale. In the first batch with a reward all values, which were 0
-        until then, begin at what makes their mean temporal difference 0; return the experience
+        until then, are raised to what makes their mean temporal difference 0; return the experience
         with them. Gradient steps alone reach a value near 1 / (1 - gamma) rewards slowly, and until
-        then what an action changes is small beside the error. A frozen critic stays as it is.
-        ``last_value`` [B]: of the last observation; if it was not recorded, that of the one before
-        is used in its place."""
+        then what an action changes is small beside the error. Values that are too high stay: states
+        that are seldom reached then promise more than those that were learned from, which is how
+        MountainCar-v0 is solved (optimistic initial values; Sutton and Barto 2018, section 2.6). A
+        frozen critic stays as it is. ``last_value`` [B]: of the last observation; if it was not
+        recorded, that of the one before is used in its place."""
         scale = self._return_scale.update(experience, self._gather, last_value)
         self.model.rescale_values(scale)
         begun = self._values_begun or "critic" in self.model.frozen
@@ -166,8 +168,9 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
             return experience
         last_value = experience.value[-1] if last_value is None else last_value
         error = common_error(experience, last_value, self._config.gamma, scale, self._gather)
-        self.model.raise_values(error)
-        return experience.with_values_raised(error)
+        by = error.clamp(min=0.0)
+        self.model.raise_values(by)
+        return experience.with_values_raised(by)
 
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
         """Return the numbers of valid and stale env steps and their policy lag, over all ranks;

@@ -243,6 +243,16 @@ def test_values_that_are_all_too_low_are_raised_at_once() -> None:
     assert learner.update(batch, 0.0).metrics["value_mean"] == pytest.approx(1e5, rel=0.02)
 
 
+def test_values_that_are_all_too_high_stay_where_they_are() -> None:
+    """What has not been reached yet promises more than what costs 1 a step."""
+    learner, batch = fresh(code_config(gamma=0.99)), one_batch(code_config())
+    no = torch.zeros_like(batch.terminated)
+    batch = dataclasses.replace(batch, reward=-torch.ones_like(batch.reward), terminated=no)
+    metrics = learner.update(batch, 0.0).metrics
+    assert metrics["value_scale"] > 0
+    assert abs(metrics["value_mean"]) < metrics["value_scale"], "near 0, and not -100"
+
+
 def ended_in_places(rows: int, same_step: bool) -> tuple[Any, torch.Tensor]:
     """Experience [8, rows] with values that are too low, and the last values [rows]."""
     generator = torch.Generator().manual_seed(3)
