@@ -40,6 +40,9 @@ WITH_BONUS = ("appo", "ddppo", "pqn")
 """Those that can pay for new observations, which helps where all random episodes are alike."""
 FAR_BELOW = 10
 """How many times larger than others single costs are from which on the user is told."""
+SMALL_PART = 0.05
+"""Rewards that differ by less than this part of the least of them have a constant that hides what
+an action changes."""
 ROWS = {"appo": 16, **dict.fromkeys(OF_CRITICS, 4)}
 """Env rows of a run by the defaults; those of `OF_CRITICS` are in one worker."""
 FROM_REPLAY = ("apex", *OF_CRITICS)
@@ -261,9 +264,20 @@ def _notes_of_time(spec: EnvSpec, values: Values) -> Iterator[str]:
 
 
 def _notes_of_rewards(spec: EnvSpec, values: Values) -> Iterator[str]:
-    """Yield what there is to know about rewards none of which was above 0."""
+    """Yield what there is to know about rewards that hardly differ, or none of which was above
+    0."""
     low, high = values.get("reward_min"), values.get("reward_max")
-    if low is None or high is None or high > 0 or spec.has_goals:
+    if low is None or high is None:
+        return
+    least = min(abs(low), abs(high))
+    if low * high > 0 and 0 < high - low < SMALL_PART * least:
+        ppo = ", with --kl-coeff 0 for appo and ddppo" if low > 0 else ""
+        yield (
+            f"All rewards are between {low:g} and {high:g}: what an action changes is small beside "
+            "what they have in common. Subtract that in the environment if no action ends an "
+            f"episode; otherwise it takes more env steps{ppo}"
+        )
+    if high > 0 or spec.has_goals:
         return
     algos = ", ".join(algo for algo in _algorithms(spec) if algo in WITH_BONUS)
     yield (

@@ -185,6 +185,23 @@ def test_what_else_there_is_to_know() -> None:
     assert "--her (sac, crossq, td3) learns" in "\n".join(advice(GOAL_CODE).notes)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (999.0, 1000.0, "--kl-coeff 0"),
+        (-1000.0, -999.0, "Subtract"),
+        (1.0, 1.0, ""),
+        (0.5, 1.0, ""),
+    ],
+)
+def test_a_constant_that_hides_what_an_action_changes_is_told(
+    low: float, high: float, told: str
+) -> None:
+    notes = "\n".join(advice(CODE, reward_min=low, reward_max=high).notes)
+    assert (told in notes and "have in common" in notes) if told else "in common" not in notes
+    assert ("--kl-coeff" in notes) == (told == "--kl-coeff 0")
+
+
 # ---- the table ----
 
 
