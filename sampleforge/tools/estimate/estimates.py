@@ -36,7 +36,8 @@ LEAST_EFFECTIVE = 50.0
 its interval can be relied on."""
 LEAST_EPISODES = 2
 """Number of episodes without which there is no interval."""
-_LARGEST_EXPONENT = 700.0  # exp of more overflows
+_LARGEST_EXPONENT = 600.0  # exp of more, times a return, may overflow
+_LARGEST = 1e250  # sums of the doubly robust estimate are cut off at it
 _CHUNK = 4_000_000
 """Numbers that the bootstrap draws at a time, which bounds its memory."""
 
@@ -93,21 +94,26 @@ def terms(of: Trajectories, gamma: float, max_ratio: float | None = None) -> dic
     ``q`` and ``v``, ``dr``.
 
     ``max_ratio``: cumulative ratios (with ``dr`` those of single steps) are clipped to it, which
-    makes the estimates vary less, and biases them (None: they are not clipped). Raises ValueError
-    if every episode has an action that pi never takes."""
+    makes the estimates vary less, and biases them (None: they are not clipped). The weights of
+    ``wis``, its ``y``, are relative to the largest one, so that long products do not vanish. Raises
+    ValueError if every episode has an action that pi never takes."""
     rho = cumulative_ratios(of, max_ratio)
     reward = np.where(of.taken, of.reward, 0.0)
     discounted = reward * gamma ** np.arange(reward.shape[1])
     weight, returns, ones = rho[:, -1], discounted.sum(1), np.ones(len(of))
-    if not weight.any():
+    log_weight = _log_ratios(of)[:, -1]
+    if np.isneginf(log_weight).all():
         raise ValueError(
             "each of the episodes has an action that the policy never takes, so they say nothing "
             "about its return; use episodes of a policy that takes all of its actions at times, or "
             "estimate the return of the policy that samples its actions"
         )
+    if max_ratio is not None:
+        log_weight = np.minimum(log_weight, np.log(max_ratio))
+    relative = np.exp(log_weight - log_weight.max())
     named = {
         "is": Terms(weight * returns, ones),
-        "wis": Terms(weight * returns, weight),
+        "wis": Terms(relative * returns, relative),
         "pdis": Terms((rho * discounted).sum(1), ones),
     }
     if of.q is not None and of.v is not None:
@@ -117,9 +123,18 @@ def terms(of: Trajectories, gamma: float, max_ratio: float | None = None) -> dic
 
 def cumulative_ratios(of: Trajectories, max_ratio: float | None = None) -> Floats:
     """Return rho_t [N, H], which stays the same after the end of an episode."""
-    steps = np.where(of.taken, of.log_ratio, 0.0)
-    rho: Floats = np.exp(np.minimum(np.cumsum(steps, axis=1), _LARGEST_EXPONENT))
+    rho: Floats = np.exp(np.minimum(_log_ratios(of), _LARGEST_EXPONENT))
     return rho if max_ratio is None else np.minimum(rho, max_ratio)
+
+
+def too_large(of: Trajectories) -> int:
+    """Return the number of episodes with a rho_t that is too large to compute with."""
+    return int((_log_ratios(of) > _LARGEST_EXPONENT).any(1).sum())
+
+
+def _log_ratios(of: Trajectories) -> Floats:
+    """Return log rho_t [N, H]; see `cumulative_ratios`."""
+    return np.cumsum(np.where(of.taken, of.log_ratio, 0.0), axis=1)
 
 
 def _doubly_robust(
@@ -131,9 +146,10 @@ def _doubly_robust(
     if max_ratio is not None:
         ratio = np.minimum(ratio, max_ratio)
     ahead = np.zeros(len(of))
-    for t in reversed(range(reward.shape[1])):
-        now = of.v[:, t] + ratio[:, t] * (reward[:, t] + gamma * ahead - of.q[:, t])
-        ahead = np.where(of.taken[:, t], now, 0.0)
+    with np.errstate(over="ignore"):
+        for t in reversed(range(reward.shape[1])):
+            now = of.v[:, t] + ratio[:, t] * (reward[:, t] + gamma * ahead - of.q[:, t])
+            ahead = np.where(of.taken[:, t], now.clip(-_LARGEST, _LARGEST), 0.0)
     return ahead
 
 
@@ -169,8 +185,9 @@ def estimates(
             f"{count} episodes give no interval; at least {LEAST_EPISODES} are needed, and "
             "hundreds for an interval that means something"
         )
-    own = np.stack([_moments(each) for each in named.values()])  # [estimates, 5, N]
-    whole = own.sum(2)
+    scale = np.array([np.abs(each.x).max() or 1.0 for each in named.values()])
+    own = np.stack([_moments(each, s) for each, s in zip(named.values(), scale, strict=True)])
+    whole = own.sum(2)  # of [estimates, 5, N]
     value, error = _ratio_and_error(whole, count)
     drawn = np.concatenate(
         [
@@ -178,7 +195,7 @@ def estimates(
             for times in _resampled(count, replicates, np.random.default_rng(seed))
         ]
     )
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values, errors = _ratio_and_error(drawn, count)
         t = (values - value) / errors
     result = {}
@@ -188,18 +205,16 @@ def estimates(
         # The k-th of B replicates is the quantile k / (B + 1), which covers what it says; numpy's
         # default is (k - 1) / (B - 1), which is a narrower interval.
         low, high = np.quantile(known, ends, method="weibull") if len(known) else (0, 0)
-        result[name] = Estimate(
-            float(value[index]),
-            float(value[index] - high * error[index]),
-            float(value[index] - low * error[index]),
-            float(error[index]),
-        )
+        centre, unit = value[index], error[index]
+        numbers = np.array((centre, centre - high * unit, centre - low * unit, unit))
+        result[name] = Estimate(*(scale[index] * numbers).tolist())
     return result
 
 
-def _moments(of: Terms) -> Floats:
-    """Return x, y, x^2, x y, y^2 [5, N], scaled so that y has the mean 1."""
-    x, y = of.x / of.y.mean(), of.y / of.y.mean()
+def _moments(of: Terms, scale: float) -> Floats:
+    """Return x, y, x^2, x y, y^2 [5, N], with x divided by ``scale``, since the squares of large
+    weights would overflow, and both scaled so that y has the mean 1."""
+    x, y = of.x / scale / of.y.mean(), of.y / of.y.mean()
     return np.stack((x, y, x * x, x * y, y * y))
 
 

@@ -31,6 +31,7 @@ from sampleforge.tools.estimate.estimates import (
     effective_episodes,
     estimates,
     terms,
+    too_large,
 )
 from sampleforge.tools.estimate.fitted_q import Decisions, cross_fitted_q, encode_actions
 
@@ -108,7 +109,7 @@ def estimate(
         "behaviour_return": float(np.mean(returns)),
         "env_steps": state.get("env_steps"),
         "warnings": [
-            *_warnings(effective, len(episodes), rule),
+            *_warnings(effective, trajectories, rule),
             *_data_warnings(data, sorted_out, rule),
         ],
     }
@@ -295,12 +296,19 @@ def _clipped(trajectories: Trajectories, rule: EstimationRule) -> int:
     return int((cumulative_ratios(trajectories) > rule.max_ratio).any(1).sum())
 
 
-def _warnings(effective: float, episodes: int, rule: EstimationRule) -> list[str]:
+def _warnings(effective: float, of: Trajectories, rule: EstimationRule) -> list[str]:
     """Return the reasons for which the estimates may be meaningless."""
     warnings = []
+    if rule.max_ratio is None and (large := too_large(of)):
+        warnings.append(
+            f"in {large} episodes the product of the probability ratios is beyond what numbers "
+            "hold, and is cut off: all estimates but the weighted one are wrong. The actions are "
+            "far more likely for this policy than they were: use episodes of one that is more like "
+            "it, or --max-ratio"
+        )
     if effective < LEAST_EFFECTIVE:
         warnings.append(
-            f"the weights of the {episodes} episodes count as {effective:.1f} episodes of the "
+            f"the weights of the {len(of)} episodes count as {effective:.1f} episodes of the "
             "policy's own, so a few episodes make the estimates, and the intervals do not cover "
             "what is missing: record more episodes, or with a policy that is more like this one"
         )

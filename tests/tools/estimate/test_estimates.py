@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from sampleforge.tools.estimate.estimates import (
     effective_episodes,
     estimates,
     terms,
+    too_large,
 )
 from tests.support.tabular import TabularTask
 
@@ -29,7 +32,7 @@ def test_expectations_over_all_trajectories_are_the_truth(seed: int) -> None:
     assert set(named) == {"is", "wis", "pdis", "dr"}
     for name, (x, y) in named.items():
         assert abs((probability @ x) / (probability @ y) - truth) < 1e-10, name
-    biased = probability @ (named["is"].x / np.maximum(named["wis"].y, 1e-300))
+    biased = probability @ (named["wis"].x / np.maximum(named["wis"].y, 1e-300))
     assert abs(biased - truth) > 0.01, "the behaviour policy's own return differs"
 
 
@@ -106,6 +109,32 @@ def test_what_cannot_be_estimated_is_refused() -> None:
         terms(never, 1.0)
     with pytest.raises(ValueError, match="1 episodes give no interval"):
         estimates({"is": Terms(np.ones(1), np.ones(1))})
+
+
+@pytest.mark.parametrize("max_ratio", [None, 2.0])
+def test_products_of_ratios_that_vanish_are_weighted_all_the_same(max_ratio: float | None) -> None:
+    """exp(-1000) is 0 in float64, but no action is one that the policy never takes."""
+    noise = np.random.default_rng(0).normal(size=(100, 500))
+    for log_ratio in (np.full((100, 500), -2.0), noise - 2.0):
+        of = Trajectories(np.ones((100, 500), bool), log_ratio, np.ones((100, 500)))
+        named = terms(of, 1.0, max_ratio)
+        assert estimates(named)["wis"] == pytest.approx((500.0, 500.0, 500.0, 0.0), abs=1e-4)
+    assert effective_episodes(named["wis"].y) < 5, "with noise a few episodes have all the weight"
+
+
+def test_huge_products_of_ratios_give_numbers_and_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    log_ratio = np.ones((100, 450)) + rng.normal(size=(100, 450)) / 10
+    zeros = np.zeros((100, 450))
+    of = Trajectories(np.ones((100, 450), bool), log_ratio, zeros + 1.0, q=zeros, v=zeros)
+    assert too_large(of) == 0
+    for name, each in estimates(terms(of, 1.0)).items():
+        assert np.isfinite(each).all() and each.low <= each.value <= each.high, (name, each)
+    assert estimates(terms(of, 1.0))["is"].value > 1e190, "whose square is beyond float64"
+    larger = dataclasses.replace(of, log_ratio=of.log_ratio * 4)
+    assert too_large(larger) == 100
+    for name, each in estimates(terms(larger, 1.0)).items():
+        assert np.isfinite(each).all(), (name, each)
 
 
 def test_the_interval_of_39_replicates_has_the_extremes_as_its_ends() -> None:
