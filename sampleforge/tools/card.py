@@ -120,19 +120,22 @@ def _check_out(out: Path) -> None:
 
 def _copy_run(folder: RunFolder, out: Path, request: CardRequest) -> None:
     """Copy what makes ``out`` a run folder: the config, the spec, the metrics, and a checkpoint of
-    each policy."""
+    each policy, also of those that are not trained."""
     for name in COPIED:
         (out / name).unlink(missing_ok=True)
         if (folder.path / name).is_file():
             shutil.copyfile(folder.path / name, out / name)
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    ids: list[str | None] = [*folder.policy_ids()]
-    for policy in ids or [None]:
+    copy = RunFolder(out)
+    for stores in (copy.checkpoints, copy.snapshots):
+        shutil.rmtree(stores, ignore_errors=True)  # those of an earlier card
+    frozen = [path.name for path in folder.snapshots.glob("*") if path.is_dir()]
+    trained: list[str | None] = [*folder.policy_ids()]
+    for policy in (trained or [None]) + frozen:
         source = folder.policy_checkpoints(policy)
         best = request.which == "best" and policy in (None, request.policy)
         found = CheckpointStore(source, 1).load("best" if best else "latest", log=lambda text: None)
         if found is not None:
-            target = out / "checkpoints" / (policy or "")
+            target = out / source.relative_to(folder.path)
             target.mkdir(parents=True)
             shutil.copyfile(source / found[1].file, target / found[1].file)
 

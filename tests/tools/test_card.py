@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from sampleforge.api import train
+from sampleforge.api import load_policy, train
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
+from sampleforge.evaluation import evaluate
+from sampleforge.run.folder.trust import Trust
 from sampleforge.topologies.config import AppoConfig
 
 ENV = "tests.support.picture_envs:PictureEnv"
@@ -96,3 +99,31 @@ def test_a_card_is_written_anew_but_never_over_other_files(
     assert main([*words, str(card)]) == 2
     assert "is the run itself" in capfd.readouterr().err
     assert before == {path: path.read_bytes() for path in before} and len(before) >= 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env", ["Walkers", "MixedGoals"])
+def test_a_card_has_the_policies_that_are_not_trained(env: str, tmp_path: Path) -> None:
+    """With agents of different spaces, the policy that is trained does not play without them."""
+    run, out = tmp_path / "run", tmp_path / "card"
+    config = AppoConfig(
+        env=f"tests.support.multi_agent:{env}",
+        run_dir=str(run),
+        serial=True,
+        quiet=True,
+        num_policies=2,
+        policies_to_train=("policy_0",),
+        train_for_env_steps=200,
+    )
+    train(config)
+    flags = ["--trust", "--no-video", "--episodes", "4", "--quiet", "--out", str(out)]
+    for policy in ("policy_1", "policy_0"):
+        assert main(["card", str(run), "--policy", policy, *flags]) == 0
+        expected, found = (
+            evaluate(each, episodes=4, policy=policy, trust=Trust(everything=True))
+            for each in (run, out)
+        )
+        assert found == expected
+    weights = load_policy(out, policy="policy_1").model.state_dict()
+    for name, tensor in load_policy(run, policy="policy_1").model.state_dict().items():
+        assert torch.equal(weights[name], tensor), name
