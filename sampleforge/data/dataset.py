@@ -109,8 +109,9 @@ class StoredEpisode:
 class OfflineDataset:
     """A dataset on disk. ``source``: as it was given; ``path``: its folder ``data``; ``spec``: of
     the environment, with the units that `episodes` gives actions in; ``recorded``: the spec with
-    which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``: Minari's;
-    ``dropped``: what its recordings have dropped."""
+    which SampleForge recorded it (None: the dataset is from elsewhere); ``squashed``: whether its
+    Box actions are tanh-squashed (None: it does not say); ``metadata``: Minari's; ``dropped``: what
+    its recordings have dropped."""
 
     def __init__(
         self, source: str, path: Path, metadata: Mapping[str, Any], spec: EnvSpec | None = None
@@ -119,6 +120,8 @@ class OfflineDataset:
         self.path = path
         self.metadata = metadata
         self.dropped = fields.Dropped.of(metadata)
+        said = metadata.get(fields.SQUASHED_KEY)
+        self.squashed: bool | None = said if isinstance(said, bool) else None
         observation, action = (
             fields.read_space(source, name, metadata[name]) for name in fields.SPACES
         )

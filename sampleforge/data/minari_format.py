@@ -8,6 +8,7 @@ Minari requires:
 
 * ``sampleforge`` in metadata.json: the environment's spec as JSON (`sampleforge.env.spec_json`);
 * ``dropped`` in metadata.json: what was sampled and is not in the dataset, see `Dropped`;
+* ``squashed_actions`` in metadata.json: whether its Box actions are tanh-squashed;
 * ``recording`` in metadata.json: whether a recording goes on, or was broken off;
 * stacks of frames as single frames, so that ``observation_space`` has the space of one frame;
 * in ``infos``: the arrays that `INFOS` names;
@@ -35,6 +36,7 @@ from sampleforge.spec import leaf_name
 METADATA_FILE = "metadata.json"
 MAIN_FILE = "main_data.hdf5"
 SPEC_KEY = "sampleforge"
+SQUASHED_KEY = "squashed_actions"
 DROPPED_KEY = "dropped"
 RECORDING_KEY = "recording"
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.data import minari_format as fields
 from sampleforge.data.assembler import RecordedEpisode
 from sampleforge.data.dataset import open_dataset
@@ -126,9 +126,10 @@ class DatasetFormat:
     dropped: fields.Dropped = NONE_DROPPED
 
 
-def check_folder(folder: Path, spec: EnvSpec) -> None:
+def check_folder(folder: Path, spec: EnvSpec, squashed: bool | None = None) -> None:
     """Raise ConfigError unless a dataset of ``spec`` can be written into ``folder``, which may hold
-    one already: the new episodes follow its own."""
+    one already: the new episodes follow its own. ``squashed``: whether its Box actions will be
+    tanh-squashed (None: not known yet)."""
     fields.minari(f"writing the dataset {folder}")
     for name in (*spec.observations, *spec.actions):
         if "/" in name:
@@ -148,7 +149,8 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
         return
     if os.access(folder, os.W_OK):  # else its writer says why it cannot write
         os.close(lock_when_free(folder, LOCKS))
-    found = open_dataset(folder).recorded
+    dataset = open_dataset(folder)
+    found = dataset.recorded
     if found is None:
         raise ConfigError(
             f"{folder} holds a dataset that SampleForge has not recorded; give another folder"
@@ -169,6 +171,16 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
         raise ConfigError(
             f"{folder} holds a dataset of {found.env_id} with other spaces or settings than "
             f"{spec.env_id} has here ({', '.join(other)}); give another folder"
+        )
+    has_boxes = any(leaf.kind == "box" for leaf in spec.actions.values())
+    if has_boxes and squashed is not None and dataset.squashed != squashed:
+        words = "what it does not say"
+        if dataset.squashed is not None:
+            words = typed("model.squash_actions", dataset.squashed)
+        raise ConfigError(
+            f"{folder} holds a dataset that was recorded with {words}, and the policy here has "
+            f"{typed('model.squash_actions', squashed)}: a dataset has one kind of Box actions; "
+            "give another folder"
         )
 
 
@@ -367,7 +379,7 @@ class DatasetWriter:
             "dataset_size": round(size, 1),
             "minari_version": minari_version,
             "algorithm_name": self._form.algorithm,
-            "squashed_actions": self._form.squashed,
+            fields.SQUASHED_KEY: self._form.squashed,
             fields.SPEC_KEY: spec_to_plain(self._spec),
             fields.DROPPED_KEY: self._form.dropped.plus(self.dropped)._asdict(),
             fields.RECORDING_KEY: self.goes_on,

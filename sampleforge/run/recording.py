@@ -121,7 +121,7 @@ class PlayRecorder:
                 f"{spec.env_id} has {spec.num_seats} agents, and `sampleforge record` takes "
                 "environments with one; record the training instead (--record)"
             )
-        check_folder(self._folder, spec)
+        check_folder(self._folder, spec, self._squashed)
         dropped = stored_dropped(self._folder)
         form = DatasetFormat(spec, self._algorithm, squashed=self._squashed, dropped=dropped)
         self._writer = DatasetWriter(self._folder, form)

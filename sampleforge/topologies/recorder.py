@@ -24,9 +24,11 @@ hold for an actor, within these limits."""
 WAITING_BYTES = 64 << 20
 
 
-def check_recording(config: SamplingConfig, spec: EnvSpec) -> Path | None:
-    """Return the absolute path of the dataset that the run writes, or None. Raises ConfigError for
-    what cannot be recorded, or not there."""
+def check_recording(
+    config: SamplingConfig, spec: EnvSpec, squashed: bool | None = None
+) -> Path | None:
+    """Return the absolute path of the dataset that the run writes, or None. ``squashed``: as in
+    `check_folder`. Raises ConfigError for what cannot be recorded, or not there."""
     if config.record is None:
         return None
     if spec.other_groups:
@@ -41,7 +43,7 @@ def check_recording(config: SamplingConfig, spec: EnvSpec) -> Path | None:
                 f"{typed('record', config.record)}: --input reads the same dataset, which would "
                 "grow while it is read; record into another folder"
             )
-    check_folder(folder, spec)
+    check_folder(folder, spec, squashed)
     return folder
 
 
@@ -52,7 +54,7 @@ def rollout_queue(
     if nothing is recorded."""
     if config.record is None:
         return None
-    check_recording(config, spec)
+    check_recording(config, spec, config.model.squash_actions)
     fitting = WAITING_BYTES // (streams * RolloutQueue.nbytes(shape, 1))
     depth = streams * max(LEAST_WAITING, min(MOST_WAITING, fitting))
     patience = 0.0 if config.serial else PATIENCE

@@ -16,6 +16,7 @@ from sampleforge.api import load_policy
 from sampleforge.cli import main
 from sampleforge.data.dataset import StoredEpisode
 from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.spec import EnvSpec
 from sampleforge.tools.estimate.fitted_q import cross_fitted_q
 from tests.support.recorded import recorded, write_dataset
 from tests.support.serial_runs import run_serially
@@ -278,16 +279,17 @@ def test_what_a_recording_lacks_is_said(
     assert "are rather long ones: the estimates are biased towards short episodes" in said
 
 
-@pytest.mark.long
-def test_box_actions_of_an_earlier_version_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their datasets do not say which rows had correlated noise."""
-    box = tmp_path / "box"
-    run_serially(box, 1, env="tests.support.envs:AimEnv", train_for_env_steps=300)
-    spec = load_policy(box).spec
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with Box actions."""
+    folder = tmp_path_factory.mktemp("estimate") / "box"
+    run_serially(folder, 1, env="tests.support.envs:AimEnv", train_for_env_steps=300)
+    return folder
+
+
+def of_boxes(spec: EnvSpec) -> list[StoredEpisode]:
     rng = np.random.default_rng(0)
-    episodes = [
+    return [
         dataclasses.replace(
             each,
             observations={
@@ -297,8 +299,38 @@ def test_box_actions_of_an_earlier_version_are_warned_of(
         )
         for each in recorded([5] * 10, spec.actions)
     ]
+
+
+@pytest.mark.long
+def test_box_actions_of_an_earlier_version_are_warned_of(
+    box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their datasets do not say which rows had correlated noise."""
+    spec = load_policy(box).spec
+    episodes = of_boxes(spec)
     for marked, given in ((False, episodes), (True, independent(episodes, True))):
         data = write_dataset(tmp_path / f"{marked}", spec, given)
         assert main(["estimate", str(box), str(data), "--no-doubly-robust"]) == 0
         said = capsys.readouterr().err
         assert ("do not say whether their Box actions were drawn" in said) is not marked
+
+
+@pytest.mark.long
+def test_squashed_and_unsquashed_box_actions_are_not_compared(
+    run: Path, box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The density of a squashed policy beyond the bounds is 0, and was computed as that of an
+    action within. Data that do not say how they were drawn are taken, and so are discrete ones."""
+    spec, plain = load_policy(box).spec, load_policy(run)
+    given = independent(of_boxes(spec), True)
+    squashed = write_dataset(tmp_path / "squashed", spec, given, squashed_actions=True)
+    assert main(["estimate", str(box), str(squashed), FAST]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "recorded with --model.squash-actions, and the run has --model.no-squash-actions" in said
+    assert "record data with a policy that has --model.no-squash-actions, too" in said
+    alike = write_dataset(tmp_path / "alike", spec, given, squashed_actions=False)
+    unsaid = write_dataset(tmp_path / "unsaid", spec, given)
+    assert estimated(box, alike, capsys, FAST) == estimated(box, unsaid, capsys, FAST)
+    discrete = independent(recorded_in(plain, 10), True)
+    other = write_dataset(tmp_path / "discrete", plain.spec, discrete, squashed_actions=True)
+    assert estimated(run, other, capsys, FAST)[0]["episodes"] == 10

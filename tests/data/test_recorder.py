@@ -23,12 +23,15 @@ from sampleforge.data import writer
 from sampleforge.data.dataset import StoredEpisode, open_dataset, whole_episodes
 from sampleforge.data.minari_format import Dropped
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder
+from sampleforge.run.session import Session
 from sampleforge.runtime import folder_lock
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.recorder import check_recording
 from sampleforge.workers import recorder
 from sampleforge.workers.actor import END_RECORDING
 from sampleforge.workers.episode_player import EpisodePlayer
 from tests.support.full_disk import full_disk
-from tests.support.graphs import running
+from tests.support.graphs import running, spec_of
 from tests.support.offline import PLAYED, SEEN, record, stored, wired
 from tests.support.recorded_spec import SPEC
 from tests.support.recordings import CODE, check_code, config
@@ -374,6 +377,22 @@ def test_a_folder_of_a_dataset_is_no_file_and_the_difference_of_another_environm
         check_folder(
             tmp_path / "set", dataclasses.replace(SPEC, frame_skip=2, max_episode_steps=30)
         )
+
+
+def test_a_dataset_has_squashed_or_unsquashed_box_actions_not_both(tmp_path: Path) -> None:
+    """Its metadata have one word for all of them, which the second recording would change."""
+    settings = AppoConfig(env="tests.support.envs:AimEnv", record=str(tmp_path / "data"))
+    spec = spec_of(settings)
+    DatasetWriter(tmp_path / "data", DatasetFormat(spec, squashed=True)).release()
+    check_folder(tmp_path / "data", spec, True)
+    with pytest.raises(ConfigError, match=r"was recorded with --model\.squash-actions, and the p"):
+        check_folder(tmp_path / "data", spec, False)
+    check_recording(settings, spec)  # an algorithm may squash them by default
+    with pytest.raises(ConfigError, match=r"here has --model\.no-squash-actions"):
+        Session(dataclasses.replace(settings, run_dir=str(tmp_path / "run"), serial=True)).open()
+    assert not (tmp_path / "run").exists()
+    DatasetWriter(tmp_path / "plain", DatasetFormat(SPEC, squashed=True)).release()
+    check_folder(tmp_path / "plain", SPEC, False)
 
 
 def test_a_dataset_whose_last_file_is_gone_is_not_recorded_into(tmp_path: Path) -> None:

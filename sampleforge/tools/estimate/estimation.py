@@ -23,6 +23,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_OF_MODEL, Trust, trusted_config
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.tools.estimate.action_probabilities import action_probabilities
+from sampleforge.tools.estimate.comparable import check_comparable
 from sampleforge.tools.estimate.estimates import (
     LEAST_EFFECTIVE,
     LEAST_EPISODES,
@@ -77,10 +78,12 @@ def estimate(
     themselves; and warnings.
 
     ``which``, ``policy`` and ``trust``: as in `sampleforge.evaluation.evaluate`. Raises ConfigError
-    if the dataset does not fit the policy, or has no log-probabilities of the actions."""
+    if the dataset does not fit the policy (`check_comparable`), or has no log-probabilities of the
+    actions."""
     loaded, state = load_policy_and_state(run_dir, which, trust, policy)
     config = trusted_config(RunFolder.existing(run_dir), trust, CODE_OF_MODEL)
     data = open_dataset(source, loaded.spec)
+    check_comparable(data, loaded.spec, config.model)
     sorted_out = _sorted_out(data)
     episodes = sorted_out.weighable
     with ExitStack() as resources:
