@@ -19,10 +19,17 @@ def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
     datasets = open_datasets(config, spec) if isinstance(config, InputConfig) else []
     if not isinstance(config, StoredRunConfig):
         check_recording(config, spec)
-    return [
+    lacking = [
         f"--input: the recording of {dataset.source} lacks {dataset.dropped}"
         for dataset in datasets
         if any(dataset.dropped)
+    ]
+    return lacking + [
+        f"--input: an action in {dataset.source} was taken for {dataset.recorded.frame_skip} env "
+        f"frames, and one of this run is for {spec.frame_skip}: what is learned is not what "
+        "follows here; use data with the same --action-repeat, or frame skip"
+        for dataset in datasets
+        if dataset.recorded is not None and dataset.recorded.frame_skip != spec.frame_skip
     ]
 
 

@@ -334,3 +334,41 @@ def test_squashed_and_unsquashed_box_actions_are_not_compared(
     discrete = independent(recorded_in(plain, 10), True)
     other = write_dataset(tmp_path / "discrete", plain.spec, discrete, squashed_actions=True)
     assert estimated(run, other, capsys, FAST)[0]["episodes"] == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"max_episode_steps": 100}, "end after 100 env steps at the latest, and those of the run"),
+        ({"max_episode_steps": None}, "end after 27,000 env steps at the latest, and those"),
+        ({"frame_skip": 4}, "was taken for 4 env frames, and one of the run is for 1"),
+    ],
+)
+def test_episodes_with_another_limit_or_action_repeat_are_refused(
+    change: dict[str, Any],
+    reason: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policy = load_policy(run)
+    assert (policy.spec.max_episode_steps, policy.spec.frame_skip) == (500, 1)
+    episodes = independent(recorded_in(policy, 5), True)
+    spec = dataclasses.replace(policy.spec, **change)
+    data = write_dataset(tmp_path / "data", spec, episodes)
+    assert main(["estimate", str(run), str(data), FAST]) == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.long
+def test_what_a_run_without_a_limit_has_recorded_is_taken(
+    box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its episodes have one wherever the trained policy plays."""
+    assert load_policy(box).spec.max_episode_steps is None
+    data = tmp_path / "data"
+    record = ["record", str(box), "--trust", "--stochastic", "--episodes", "20", "--quiet"]
+    assert main([*record, "--out", str(data)]) == 0
+    capsys.readouterr()
+    result, _ = estimated(box, data, capsys, FAST)
+    assert result["is"]["value"] == pytest.approx(result["behaviour_return"], rel=1e-4)

@@ -24,6 +24,7 @@ from sampleforge.replay.sample_batches import ReplaySample
 from sampleforge.rollouts.slots import Owner
 from sampleforge.spec import EnvSpaces, rescaled
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.datasets import check_datasets
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.pairings.dqn_defaults import resolve_defaults
 from sampleforge.topologies.recorder import check_recording
@@ -42,6 +43,7 @@ from tests.support.graphs import spec_of
 from tests.support.offline import SEEN, record, wired
 from tests.support.pairings import network_maker
 from tests.support.recorded import recorded as recorded_episodes
+from tests.support.recorded import write_dataset
 from tests.support.stack_checking import STACKED, StackCheckingLearner, StackCheckingLearnerMaker
 
 COUNTING = "tests.support.stacked_envs:StackedVectorEnv"
@@ -199,6 +201,21 @@ def test_a_dataset_of_other_spaces_is_refused_with_both(data: Path, tmp_path: Pa
         build_apex(apex_config(input=(f"{tmp_path}/none",)))
     with pytest.raises(ConfigError, match=r"holds a dataset of .* with other spaces"):
         wired(AppoConfig(env=SEEN, record=str(data)))
+
+
+def test_data_of_another_action_repeat_are_warned_of(tmp_path: Path) -> None:
+    """Another limit of episodes changes nothing that is learned."""
+    config = ApexConfig(env="CartPole-v1", input=(str(tmp_path),))
+    spec = spec_of(config)
+    given = recorded_episodes([5])
+    for each in given:
+        each.observations["obs"] = np.zeros((6, 4), np.float32)
+        each.actions["action"][:] = 0
+    recorded = dataclasses.replace(spec, frame_skip=4, max_episode_steps=7)
+    write_dataset(tmp_path, recorded, given)
+    (said,) = check_datasets(config, spec)
+    assert "was taken for 4 env frames, and one of this run is for 1" in said
+    assert check_datasets(config, dataclasses.replace(recorded, max_episode_steps=8)) == []
 
 
 @pytest.mark.long
