@@ -23,6 +23,7 @@ from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
 from sampleforge.data.episode_files import ArrowEpisodes, Hdf5Episodes
 from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
+from sampleforge.env.bounds import LeafBounds, bounds_of, cut
 from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.spec import (
     ACTION,
@@ -114,7 +115,13 @@ class OfflineDataset:
     its recordings have dropped."""
 
     def __init__(
-        self, source: str, path: Path, metadata: Mapping[str, Any], spec: EnvSpec | None = None
+        self,
+        source: str,
+        path: Path,
+        metadata: Mapping[str, Any],
+        spec: EnvSpec | None = None,
+        *,
+        clip_observations: bool = False,
     ) -> None:
         self.source = source
         self.path = path
@@ -133,6 +140,8 @@ class OfflineDataset:
         self.spec = found if spec is None else spec
         self._stored = _stored_episodes(source, path, metadata, stored)
         self._reader = _EpisodeReader(stored, found, self.recorded is not None, self.spec)
+        if clip_observations:
+            self._reader.clip_observations()
 
     @property
     def num_episodes(self) -> int:
@@ -177,16 +186,20 @@ class OfflineDataset:
         _check(self.source, spec, self.spec)
 
 
-def open_dataset(source: str | Path, spec: EnvSpec | None = None) -> OfflineDataset:
+def open_dataset(
+    source: str | Path, spec: EnvSpec | None = None, *, clip_observations: bool = False
+) -> OfflineDataset:
     """Open a dataset, given its folder or the id of a local Minari dataset (``name-v0``).
 
     ``spec``: the environment that the data must fit, in whose units actions are given. None: the
-    one that the dataset has itself. Raises ConfigError for what is no dataset, or does not fit; the
-    message names the expected and the found spaces."""
+    one that the dataset has itself. ``clip_observations``: cut numbers that are beyond the bounds
+    of their Box off at the bound, as --clip-observations does. Raises ConfigError for what is no
+    dataset, or does not fit; the message names the expected and the found spaces."""
     source = str(source)
     fields.minari(f"the dataset {source}")
     path = _data_path(source)
-    return OfflineDataset(source, path, fields.read_metadata(source, path), spec)
+    metadata = fields.read_metadata(source, path)
+    return OfflineDataset(source, path, metadata, spec, clip_observations=clip_observations)
 
 
 def _stored_episodes(
@@ -301,6 +314,14 @@ class _EpisodeReader:
         self._stacks = {n: leaf for n, leaf in found.observations.items() if leaf.stack}
         declared = dict(leaves(found.spaces.observation, OBSERVATION))
         self._offsets = {name: offset(leaf) for name, leaf in declared.items()}
+        self._within: dict[str, LeafBounds] = {}
+
+    def clip_observations(self) -> None:
+        """From now on, cut numbers of observations that are beyond the bounds of their Box off at
+        the nearest bound."""
+        spaces = self._wanted.spaces or self._found.spaces
+        assert spaces is not None
+        self._within = bounds_of(spaces.observation)
 
     def read(self, episode: Mapping[str, Any], about: Mapping[str, Any]) -> StoredEpisode:
         """Return a stored episode; ``about``: its attributes."""
@@ -334,7 +355,11 @@ class _EpisodeReader:
             _check_finite(**{f"{kind} leaf {name!r}": leaf for name, leaf in columns.items()})
         _check_finite(rewards=read.rewards, log_prob=read.log_probs)
         self._check_values(read)
-        return read
+        if not self._within:
+            return read
+        observations = {name: leaf.copy() for name, leaf in read.observations.items()}
+        cut(observations, self._within)
+        return dataclasses.replace(read, observations=observations)
 
     def _check_values(self, read: StoredEpisode) -> None:
         """Raise ValueError for a category that there is not, and for an end that is not the last

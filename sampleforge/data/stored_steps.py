@@ -287,7 +287,8 @@ def _side_by_side(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, tor
 class StoredBatches:
     """What a learner of offline data learns from: batches of ``rows`` rows of ``length`` steps from
     ``inputs``, which are read into the learner's memory. ``spec``: the environment that the data
-    must fit; ``progress``: the run's; once it is done, the batches end."""
+    must fit; ``progress``: the run's; once it is done, the batches end; ``clip_observations``: as
+    in `open_dataset`."""
 
     inputs: tuple[Source, ...]
     spec: EnvSpec
@@ -297,12 +298,16 @@ class StoredBatches:
     seed: int
     progress: Progress
     device: torch.device
+    clip_observations: bool = False
 
     @cached_property
     def mixture(self) -> Mixture:
         """The datasets, read when they are first asked for. Raises ConfigError if one cannot be
         read, or does not fit."""
-        datasets = [open_dataset(each.name, self.spec) for each in self.inputs]
+        datasets = [
+            open_dataset(each.name, self.spec, clip_observations=self.clip_observations)
+            for each in self.inputs
+        ]
         parts = [StoredSteps(each.episodes(), self.rule, self.length) for each in datasets]
         for dataset, steps in zip(datasets, parts, strict=True):
             if dataset.recorded is None:  # what a policy draws may be beyond the bounds

@@ -55,11 +55,7 @@ class Bounds:
 
     def __init__(self, vector: EnvVector) -> None:
         self._env_id = vector.spec.env_id + (f", agent {vector.agent}" if vector.agent else "")
-        self._leaves = {
-            name: bounds
-            for name, space in leaves(vector.observation_space, OBSERVATION)
-            if name != ACTION_MASK and (bounds := _bounds(space)) is not None
-        }
+        self._leaves = bounds_of(vector.observation_space)
 
     def fault(self, obs: Mapping[str, Array]) -> Outside | None:
         """Return the first value of ``obs``, leaf -> [rows, ...], that is outside of its bounds;
@@ -86,11 +82,7 @@ class Bounds:
     def cut(self, obs: Mapping[str, Array]) -> None:
         """Set the numbers of ``obs``, leaf -> [rows, ...], that are outside of the bounds of their
         Box to the nearest bound."""
-        for name, bounds in self._leaves.items():
-            if name in obs and not bounds.categories:
-                leaf = obs[name]
-                low, high = (each.reshape(leaf.shape[1:]) for each in (bounds.low, bounds.high))
-                np.clip(leaf, low, high, out=leaf)
+        cut(obs, self._leaves)
 
     def _text(
         self, name: str, bounds: LeafBounds, row: int, at: tuple[int, ...], value: Array
@@ -106,6 +98,26 @@ class Bounds:
             "what the environment returns"
             + ("" if bounds.categories else ", or cut such numbers off with --clip-observations")
         )
+
+
+def bounds_of(space: gym.Space[Any]) -> dict[str, LeafBounds]:
+    """Return the bounds of the leaves of an observation space, by name, without the action mask and
+    the leaves that cannot leave theirs."""
+    return {
+        name: bounds
+        for name, leaf in leaves(space, OBSERVATION)
+        if name != ACTION_MASK and (bounds := _bounds(leaf)) is not None
+    }
+
+
+def cut(obs: Mapping[str, Array], leaf_bounds: Mapping[str, LeafBounds]) -> None:
+    """Set the numbers of ``obs``, leaf -> [rows, ...], that are outside of the bounds of their Box
+    to the nearest bound."""
+    for name, bounds in leaf_bounds.items():
+        if name in obs and not bounds.categories:
+            leaf = obs[name]
+            low, high = (each.reshape(leaf.shape[1:]) for each in (bounds.low, bounds.high))
+            np.clip(leaf, low, high, out=leaf)
 
 
 def _bounds(space: gym.Space[Any]) -> LeafBounds | None:

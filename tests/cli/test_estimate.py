@@ -372,3 +372,28 @@ def test_what_a_run_without_a_limit_has_recorded_is_taken(
     capsys.readouterr()
     result, _ = estimated(box, data, capsys, FAST)
     assert result["is"]["value"] == pytest.approx(result["behaviour_return"], rel=1e-4)
+
+
+@pytest.mark.long
+def test_a_policy_that_clips_observations_is_given_clipped_ones(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clipping = tmp_path / "run"
+    run_serially(clipping, 1, train_for_env_steps=500, clip_observations=True)
+    spec = load_policy(run).spec
+    assert spec.spaces is not None
+    space: Any = spec.spaces.observation
+    given = [
+        dataclasses.replace(each, observations={"obs": each.observations["obs"] * 50})
+        for each in independent(recorded_in(load_policy(run), 20), True)
+    ]
+    within = [
+        dataclasses.replace(
+            each, observations={"obs": each.observations["obs"].clip(space.low, space.high)}
+        )
+        for each in given
+    ]
+    beyond = write_dataset(tmp_path / "beyond", spec, given)
+    cut = write_dataset(tmp_path / "cut", spec, within)
+    assert estimated(run, beyond, capsys, FAST) != estimated(run, cut, capsys, FAST)
+    assert estimated(clipping, beyond, capsys, FAST) == estimated(clipping, cut, capsys, FAST)

@@ -82,7 +82,7 @@ def estimate(
     actions."""
     loaded, state = load_policy_and_state(run_dir, which, trust, policy)
     config = trusted_config(RunFolder.existing(run_dir), trust, CODE_OF_MODEL)
-    data = open_dataset(source, loaded.spec)
+    data = open_dataset(source, loaded.spec, clip_observations=loaded.clip_observations)
     check_comparable(data, loaded.spec, config.model)
     sorted_out = _sorted_out(data)
     episodes = sorted_out.weighable

@@ -31,7 +31,8 @@ from sampleforge.workers.stream import PolicyPort
 class DatasetRows:
     """The env vector of an actor that plays a dataset, and where its inference finds the vector.
     ``folder``: of the dataset; ``shuffle``: env steps of the shuffle buffer, whose order has
-    another ``seed`` in each of the ``lives`` of the ``actor``."""
+    another ``seed`` in each of the ``lives`` of the ``actor``; ``clip_observations``: as in
+    `open_dataset`."""
 
     def __init__(
         self,
@@ -41,6 +42,8 @@ class DatasetRows:
         seed: Sequence[int],
         lives: RestartBudget,
         actor: int,
+        *,
+        clip_observations: bool,
     ) -> None:
         self._folder = folder
         self.slots = slots
@@ -48,6 +51,7 @@ class DatasetRows:
         self._seed = seed
         self._lives = lives
         self._actor = actor
+        self._clip_observations = clip_observations
         self._vector: EpisodeVector | None = None
 
     def actions(self) -> dict[str, Array]:
@@ -58,7 +62,8 @@ class DatasetRows:
     def make(self) -> EnvVector:
         """Open the dataset and return the env vector."""
         shape = self.slots.shape
-        dataset = open_dataset(self._folder, shape.spec)
+        clip = self._clip_observations
+        dataset = open_dataset(self._folder, shape.spec, clip_observations=clip)
         buffer = ShuffleBuffer(dataset, self._shuffle, [*self._seed, self._lives.life(self._actor)])
         self._vector = EpisodeVector(shape.spec, shape.rows, buffer)
         return self._vector
@@ -90,7 +95,10 @@ def add_dataset_actors(graph: GraphBuilder, group: GroupWiring[ReplayExchange]) 
         index = group.plan.num_workers + number
         seed = [start.seed, DATASET_STREAM, number, start.resumes]
         folder, shuffle = findable(dataset.source), config.shuffle_buffer
-        rows = DatasetRows(folder, exchange.slots, shuffle, seed, lives, index)
+        clip = config.clip_observations
+        rows = DatasetRows(
+            folder, exchange.slots, shuffle, seed, lives, index, clip_observations=clip
+        )
         place = partial(ActingPlace, precision=precision, given=rows.actions)
         seeds = PolicySeeds(index, start, lives.life)
         acting = ActingMaker(group.new_model, group.weights, seeds, ACTS_ON, place)

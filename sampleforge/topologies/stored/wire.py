@@ -82,6 +82,7 @@ def _stored_batches(
         policy.start.seed,
         progress,
         torch.device(*peer_devices(plan.device, 1)),
+        config.clip_observations,
     )
 
 
