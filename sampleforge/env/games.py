@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sampleforge.env.vector import NO_STATS, Array, EnvVector, Episode, StepOut
 from sampleforge.spec import EnvSpec
@@ -60,9 +61,13 @@ class Games:
     def __init__(self, seats: Sequence[EnvVector]) -> None:
         rows = seats[0].num_rows
         self._seats = seats
-        self._length = np.zeros(rows, np.int64)
+        self._length = np.zeros(rows, np.int64)  # -1: the next step resets the row
         self._parts: list[dict[int, Part]] = [{} for _ in range(rows)]
         self._spoilt = np.zeros(rows, np.bool_)
+
+    def beginning(self) -> npt.NDArray[np.intp]:
+        """Return the rows in which a game of several agents begins with the next step."""
+        return np.flatnonzero(self._length == 0)
 
     def step(
         self,

@@ -34,9 +34,10 @@ class EpisodeRecord(NamedTuple):
     it has ended. ``more``: number of the records of the same game that follow; ``game_length``: its
     length (0: that of the episode).
 
-    ``opponent`` is the snapshot that a frozen opponent in the same row played with (`NO_SNAPSHOT`:
-    none), and ``opponent_ret`` the opponent's return of the same game. ``stats`` is the number of
-    the event that has the statistics of the episode, and was sent before the record (0: none)."""
+    ``opponent`` is the snapshot with which a frozen policy played all other agents of the game
+    (`NO_SNAPSHOT`: none), and ``opponent_ret`` the mean of these agents' returns. ``stats`` is the
+    number of the event that has the statistics of the episode, and was sent before the record (0:
+    none)."""
 
     actor: int
     split: int

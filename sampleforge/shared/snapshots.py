@@ -20,9 +20,9 @@ class SnapshotPool:
 
     This is the seam between self-play and sampling. Self-play decides which snapshots are in the
     pool and how likely each of them is: it calls `put` and `set_probabilities`, in one process.
-    Everything else is done by the actors: for every row of a seat that a frozen policy plays, they
-    `draw` an entry where an episode begins, and play the whole episode with the weights that the
-    entry had then, also if another snapshot takes its place meanwhile. The driver learns from
+    Everything else is done by the actors: for every row with seats that a frozen policy plays, they
+    `draw` an entry where a game begins, and play the whole game with the weights that the entry had
+    then, also if another snapshot takes its place meanwhile. The driver learns from
     `sampleforge.shared.records.EpisodeRecord` which snapshot each opponent was, by the number that
     `put` was given.
 

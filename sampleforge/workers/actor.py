@@ -224,8 +224,7 @@ class ActorWorker(EventDriven):
 
     def _ask(self, split: Split) -> None:
         started = perf_counter()
-        for stream in split.streams:
-            stream.ask()
+        split.ask()
         self._count["infer_s"][0] += perf_counter() - started
         if len(split.streams) > 1:
             self._answer()

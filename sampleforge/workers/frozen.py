@@ -1,7 +1,8 @@
 """Frozen policies: seats that act with snapshots of a policy, are not trained and fill no slot.
 
-Which snapshots there are, and how likely each of them is, the `SnapshotPool` says. Here an opponent
-is drawn for every row where an episode begins, and the rows of each snapshot are inferred together.
+Which snapshots there are, and how likely each of them is, the `SnapshotPool` says. Here one
+opponent is drawn for every row where a game begins (see `sampleforge.env.games`), for all seats of
+the row that the policy plays; and the rows of each snapshot are inferred together.
 """
 
 from __future__ import annotations
@@ -45,11 +46,10 @@ class FrozenInference:
         self._followed = -1
         self.state_size = self._new_model().state_size
 
-    def add(self, stream: int, rows: int) -> npt.NDArray[np.int64]:
-        """Return the array of the snapshots, int64 [rows], that the rows of ``stream`` play
-        with."""
-        self._playing[stream] = np.full(rows, NO_SNAPSHOT, np.int64)
-        return self._playing[stream]
+    def add(self, split: int, rows: int) -> npt.NDArray[np.int64]:
+        """Return the array of the snapshots, int64 [rows], that play in the rows of ``split``."""
+        self._playing[split] = np.full(rows, NO_SNAPSHOT, np.int64)
+        return self._playing[split]
 
     def draw(self, snapshots: npt.NDArray[np.int64], rows: npt.NDArray[np.intp]) -> None:
         """Draw a snapshot for each of ``rows``, and load those that are new."""
@@ -130,45 +130,70 @@ class FrozenPort:
     inference: FrozenInference
 
 
+class Opponents:
+    """The opponents in the rows of a split: one snapshot for each row, with which a frozen policy
+    acts in all seats that it plays there.
+
+    ``snapshots`` int64 [rows]: the snapshot of each row. ``whole`` bool [rows]: whether it has
+    played the current game of the row from the beginning, and in the same seats.
+    """
+
+    def __init__(self, port: FrozenPort, split: int, rows: int) -> None:
+        self.policy = port.policy
+        self.inference = port.inference
+        self.snapshots = port.inference.add(split, rows)
+        self.whole = np.zeros(rows, np.bool_)
+
+    def begin_games(self, rows: npt.NDArray[np.intp]) -> None:
+        """Draw opponents for ``rows``, in which a game begins."""
+        self.inference.draw(self.snapshots, rows)
+        self.whole[rows] = True
+
+    def change_seats(self) -> None:
+        """Draw opponents for all rows, also in the middle of a game, because other seats of the
+        split are played by frozen policies from now on."""
+        self.inference.draw(self.snapshots, np.arange(len(self.snapshots)))
+        self.whole[:] = False
+
+
 class FrozenStream:
     """A seat of a split while a frozen policy plays it.
 
     ``seat`` is the stream that fills slots when a trained policy plays the seat; the two share the
-    observation with which the next step begins. ``snapshots`` int64 [rows]: the snapshot that each
-    row plays with. ``whole`` bool [rows]: whether it has played the whole current episode.
+    observation with which the next step begins. ``opponents``: the snapshots that play the rows,
+    which all seats of the split with the same frozen policy share.
     """
 
-    def __init__(self, seat: Stream, port: FrozenPort) -> None:
+    def __init__(self, seat: Stream, opponents: Opponents) -> None:
         rows = seat.env.num_rows
         self.seat = seat
         self.env = seat.env
-        self.policy = port.policy
-        self._inference = port.inference
-        self.snapshots = port.inference.add(seat.index, rows)
-        self.whole = np.zeros(rows, np.bool_)
-        self._state = np.zeros((rows, port.inference.state_size), np.float32)
+        self.policy = opponents.policy
+        self.opponents = opponents
+        self._inference = opponents.inference
+        self._state = np.zeros((rows, opponents.inference.state_size), np.float32)
+        self._state_of = opponents.snapshots.copy()
+        """The snapshots of which the recurrent state is."""
         self._reward = np.zeros(rows, np.float32)
         self._flags = np.zeros((3, rows), np.bool_)
         self._actions: dict[str, Array] = {}
 
     def begin(self, *, taken_over: bool) -> None:
-        """Begin a rollout. If the seat is taken over from another policy, opponents are drawn for
-        all rows, also in the middle of an episode."""
+        """Begin a rollout. If the seat is taken over from another policy, its recurrent state
+        begins at zero."""
         self.seat.leave()
-        if not taken_over:
-            return
-        self.whole[:] = False
-        self._state[:] = 0.0
-        self._inference.draw(self.snapshots, np.arange(self.env.num_rows))
+        if taken_over:
+            self._state[:] = 0.0
 
     def ask(self) -> None:
-        """Compute the actions; draw opponents for the rows that begin an episode."""
+        """Compute the actions. The recurrent state of a row begins at zero with another
+        snapshot."""
+        snapshots = self.opponents.snapshots
+        if self._state.size:
+            self._state[snapshots != self._state_of] = 0.0
+            self._state_of[:] = snapshots
         first = self.seat.carry_first
-        rows = np.flatnonzero(first)
-        if len(rows):
-            self._inference.draw(self.snapshots, rows)
-            self.whole[rows] = True
-        self._actions = self._inference.act(self.seat.carry, self._state, first, self.snapshots)
+        self._actions = self._inference.act(self.seat.carry, self._state, first, snapshots)
 
     def is_answered(self) -> bool:
         return True
@@ -182,8 +207,3 @@ class FrozenStream:
         terminated, truncated, valid = self._flags
         seat = self.seat
         return StepOut(self._reward, terminated, truncated, valid, seat.carry, seat.carry_first)
-
-    def opponent(self, row: int) -> int:
-        """Return the snapshot that has played the whole episode of ``row`` that has just ended
-        (`NO_SNAPSHOT` if there is none)."""
-        return int(self.snapshots[row]) if self.whole[row] else NO_SNAPSHOT

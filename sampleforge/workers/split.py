@@ -17,7 +17,7 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.events import send
 from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
-from sampleforge.workers.frozen import FrozenPort, FrozenStream
+from sampleforge.workers.frozen import FrozenPort, FrozenStream, Opponents
 from sampleforge.workers.policy_mapping import StreamId
 from sampleforge.workers.stream import PolicyPort, Stream
 
@@ -57,6 +57,8 @@ class Split:
         self.sent_at = 0.0
         self.rebuilt = 0
         self._frozen: dict[tuple[int, int], FrozenStream] = {}
+        self._opponents: dict[int, Opponents] = {}  # by the frozen policy
+        self._playing: tuple[Opponents, ...] = ()  # of them, in the current rollout
         # Those of other splits, and of an actor's next life, are in the same queues.
         self._stats_numbers = count(1 + secrets.randbits(62))
 
@@ -76,15 +78,29 @@ class Split:
         )
         self.learning = tuple(each for each in self.streams if isinstance(each, Stream))
         self.stream = self.learning[0]
-        for each in self.streams:
-            if isinstance(each, FrozenStream):
-                each.begin(taken_over=each not in before)
+        frozen = [each for each in self.streams if isinstance(each, FrozenStream)]
+        for each in frozen:
+            each.begin(taken_over=each not in before)
+        self._playing = tuple(dict.fromkeys(each.opponents for each in frozen))
+        if self.streams != before:
+            for opponents in self._playing:
+                opponents.change_seats()
 
     def _frozen_stream(self, seat: Stream, port: FrozenPort) -> FrozenStream:
         key = seat.id.seat, port.policy
+        if port.policy not in self._opponents:
+            self._opponents[port.policy] = Opponents(port, self.index, self.env.num_rows)
         if key not in self._frozen:
-            self._frozen[key] = FrozenStream(seat, port)
+            self._frozen[key] = FrozenStream(seat, self._opponents[port.policy])
         return self._frozen[key]
+
+    def ask(self) -> None:
+        """Request actions for all seats; draw opponents for the rows in which a game begins."""
+        if self._playing and len(rows := self._games.beginning()):
+            for opponents in self._playing:
+                opponents.begin_games(rows)
+        for stream in self.streams:
+            stream.ask()
 
     @property
     def valuing(self) -> bool:
@@ -145,14 +161,18 @@ class Split:
         return number
 
     def _opponent(self, game: FinishedGame) -> tuple[int, float]:
-        """Return the snapshot of the first frozen opponent in a game, if one has played all of it,
-        and its return."""
-        for each in (each for each in self.streams if isinstance(each, FrozenStream)):
-            part = game.parts.get(each.seat.id.seat)
-            if part is not None and part.player == FROZEN:
-                snapshot = each.opponent(game.row)
-                return snapshot, 0.0 if snapshot == NO_SNAPSHOT else part.ret
-        return NO_SNAPSHOT, 0.0
+        """Return the snapshot that has played all of a game, in all seats that frozen policies had
+        in it, and the mean return of these agents; (`NO_SNAPSHOT`, 0) if there is none."""
+        seats = [seat for seat, part in game.parts.items() if part.player == FROZEN]
+        streams = [self.streams[seat] for seat in seats]
+        playing = {each.opponents for each in streams if isinstance(each, FrozenStream)}
+        mean = game.mean(seats)
+        if len(playing) != 1 or mean is None:
+            return NO_SNAPSHOT, 0.0
+        (opponents,) = playing
+        if not opponents.whole[game.row]:
+            return NO_SNAPSHOT, 0.0
+        return int(opponents.snapshots[game.row]), mean
 
 
 LATE = 2.0

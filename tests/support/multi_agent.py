@@ -99,6 +99,16 @@ class PaidByAction(CodeParallelEnv):
         return observations, rewards, terminated, truncated, infos
 
 
+class PaidByActionAndSeat(PaidByAction):
+    """The reward of an agent's step is its action times its place among the agents, from 1."""
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        places = {agent: place for place, agent in enumerate(self.possible_agents, 1)}
+        paid = {agent: reward * places[agent] for agent, reward in rewards.items()}
+        return observations, paid, terminated, truncated, infos
+
+
 class RaisingParallelEnv(CodeParallelEnv):
     """Raises ValueError("deliberate") at every ``every``-th step of an instance."""
 

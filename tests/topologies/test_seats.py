@@ -174,6 +174,66 @@ def test_opponents_are_drawn_for_each_episode_and_play_all_of_it() -> None:
         assert episode.opponent_ret == 4 * (episode.opponent - 10)
 
 
+OF_SEVERAL = [
+    pytest.param({"agents": 3}, "inline", id="three-agents"),
+    pytest.param({"agents": 4}, "worker", id="four-agents"),
+    pytest.param({"agents": 3, "late": 2}, "inline", id="one-joins-late"),
+    pytest.param({"agents": 4, "shorter": 1}, "inline", id="some-leave-early"),
+]
+
+
+def three_snapshots(env_kwargs: dict[str, Any], **more: Any) -> Graph:
+    """A graph whose snapshot 10 + i always takes action i, for which agents are paid, each another
+    amount."""
+    env = "tests.support.multi_agent:PaidByActionAndSeat"
+    chosen = config({"length": 6, **env_kwargs}, env=env, opponent_pool=3, num_workers=1, **more)
+    graph = without_learners(marked_graph(chosen))
+    (frozen,) = graph.frozen
+    for entry in range(3):
+        frozen.pool.put(entry, always(entry, frozen.new_model()), 10 + entry)
+    frozen.pool.set_probabilities([0.25, 0.25, 0.5, 0.0])
+    return graph
+
+
+def check_whole_games(episodes: list[EpisodeRecord], env_kwargs: dict[str, Any]) -> None:
+    """Check the mean return of the opponents, which the actions of one snapshot give only if it
+    has played all seats but that of the agent that learns, all the time."""
+    agents = env_kwargs["agents"]
+    lengths = [6 - env_kwargs.get("shorter", 0) * seat for seat in range(agents)]
+    lengths[1] -= env_kwargs.get("late", 0)
+    whole = [episode for episode in episodes if episode.opponent != NO_SNAPSHOT]
+    assert len(whole) > 0.5 * len(episodes)
+    shares = [np.mean([episode.opponent == 10 + entry for episode in whole]) for entry in range(3)]
+    np.testing.assert_allclose(shares, [0.25, 0.25, 0.5], atol=0.12)
+    assert {episode.seat for episode in whole} == set(range(agents))
+    for episode in whole:
+        others = [lengths[seat] * (seat + 1) for seat in range(agents) if seat != episode.seat]
+        paid = (episode.opponent - 10) * sum(others) / len(others)
+        assert episode.opponent_ret == pytest.approx(paid), episode
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("env_kwargs", "inference"), OF_SEVERAL)
+def test_one_opponent_plays_all_other_agents_of_a_game(
+    env_kwargs: dict[str, Any], inference: str
+) -> None:
+    graph = three_snapshots(env_kwargs, inference=inference)
+    check_whole_games(run_serially(graph, Discarded(graph), 500), env_kwargs)
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_one_opponent_plays_all_other_agents_of_a_game_in_processes(tmp_path: Path) -> None:
+    graph = three_snapshots({"agents": 3})
+    (tmp_path / "scratch").mkdir()
+    runner = ProcessRunner(graph, RunnerContext(30.0, tmp_path / "scratch"))
+    runner.start()
+    try:
+        episodes = run_until(graph, runner, Discarded(graph), 300)
+    finally:
+        runner.close()
+    check_whole_games([*episodes, *graph.episodes.take()], {"agents": 3})
+
+
 @pytest.mark.long
 def test_a_snapshot_that_is_replaced_plays_its_episodes_to_the_end() -> None:
     env = "tests.support.multi_agent:PaidByAction"
