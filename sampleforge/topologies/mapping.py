@@ -35,11 +35,12 @@ def choose_mapping(
     synchronous: bool,
     overlapping: bool,
     population: bool = False,
+    apart: bool = True,
 ) -> PolicyMapping:
     """Return the policy mapping for ``policies`` groups, which draws a policy for each rollout.
     Instead, the members of a ``population`` have splits of their own, ``synchronous`` groups act in
-    turn, and with ``overlapping`` sequences each stream keeps its policy. Raises ConfigError if a
-    policy would have no stream."""
+    turn (with ``apart`` each in another seat, see `RoundRobin`), and with ``overlapping`` sequences
+    each stream keeps its policy. Raises ConfigError if a policy would have no stream."""
     if policies == 1:
         return only_policy
     if population:
@@ -53,7 +54,7 @@ def choose_mapping(
                 f"{plan.num_splits} splits = {streams}; raise --num-workers or --num-splits"
             )
         return FixedPerStream(policies, plan.num_splits)
-    return RoundRobin(policies) if synchronous else RandomPerRollout(policies, seed)
+    return RoundRobin(policies, apart=apart) if synchronous else RandomPerRollout(policies, seed)
 
 
 def seat_mapping(
@@ -99,6 +100,7 @@ def seat_mapping(
             synchronous=synchronous,
             overlapping=overlapping,
             population=population,
+            apart=not others,
         )
         members = tuple(range(seats, seats + group.num_agents))
         groups.append(GroupPolicies(members, own, others, pick))

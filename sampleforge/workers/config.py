@@ -104,7 +104,8 @@ class PoliciesConfig(Checked):
     num_policies: int = 1
     """Policies of the run, each with its own learner, weights and checkpoints. All actors serve all
     policies: which one acts is drawn anew for each rollout of an environment, or, in a multi-agent
-    environment, of an agent. Agents with other spaces need a policy of their own: policy i plays
+    environment, of an agent; with --no-async-rl they take turns, each agent with another one.
+    Agents with other spaces need a policy of their own: policy i plays
     the agents of group i, modulo the number of groups."""
     policy_mapping: str | None = None
     """Your own choice of the policy that acts, package.module:function: it is called as

@@ -55,19 +55,28 @@ class RandomPerRollout:
 
 
 class RoundRobin:
-    """Lets ``policies`` policy groups act in turn, in every stream in the same order.
+    """Lets ``policies`` policy groups act in turn, in every split in the same order.
 
     Synchronous groups need it: each batch has the same number of slots of each actor, and an actor
     that has written its share waits for the update. With independent draws, actor A could wait for
     a group whose batch lacks a slot of actor B, while B waits for a group whose batch lacks a slot
     of A.
+
+    ``apart``: whether the seats of a split begin with different groups, so that these play each
+    other. Seat s goes on s groups after seat 0, in the next ``policies`` rollouts 2s groups, and so
+    on, so that each group meets each other one. In every ``policies`` successive rollouts each seat
+    has each group once, so that all batches have equal shares, whatever the number of seats. False
+    where one seat at a time learns, which is another one later: its turns would be unequal.
     """
 
-    def __init__(self, policies: int) -> None:
+    def __init__(self, policies: int, *, apart: bool = True) -> None:
         self._policies = policies
+        self._apart = apart
 
     def __call__(self, stream: StreamId, rollout: int) -> int:
-        return rollout % self._policies
+        shift = stream.seat if self._apart else 0
+        distance = 1 + rollout // self._policies % (self._policies - 1)
+        return (rollout + shift * distance) % self._policies
 
 
 class FixedPerStream:

@@ -3,6 +3,7 @@ reaches the learner of the policy that acted, exactly once; frozen policies fill
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,17 +12,19 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.run.callback import Callback
 from sampleforge.runners.base import Runner, RunnerContext
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
+from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord, games
 from sampleforge.shared.snapshots import LATEST
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.workers.policy_mapping import RandomPerRollout, StreamId
+from sampleforge.workers.policy_mapping import RandomPerRollout, RoundRobin, StreamId
 from tests.support.graphs import resolved, spec_of
 from tests.support.seat_rows import SeatRows, marked_graph, without_learners
 
@@ -351,6 +354,80 @@ def test_a_mapping_of_the_user_needs_asynchronous_sampling() -> None:
     )
     with pytest.raises(ConfigError, match="needs --async-rl"):
         marked_graph(chosen)
+
+
+def seats_in(mapping: Any, seats: int, rollout: int) -> list[int]:
+    return [mapping(StreamId(0, 0, seat), rollout) for seat in range(seats)]
+
+
+@pytest.mark.parametrize("policies", [2, 3, 4])
+@pytest.mark.parametrize("seats", [2, 3, 4, 5])
+def test_policies_that_take_turns_have_equal_shares_and_meet_each_other(
+    policies: int, seats: int
+) -> None:
+    mapping = RoundRobin(policies)
+    met = set()
+    for block in range(policies):
+        rollouts = range(block * policies, (block + 1) * policies)
+        of_seats = [seats_in(mapping, seats, rollout) for rollout in rollouts]
+        for picked in zip(*of_seats, strict=True):
+            assert sorted(picked) == list(range(policies)), "each seat has each policy once"
+        met |= {pair for each in of_seats for pair in permutations(each, 2)}
+    assert met >= set(permutations(range(policies), 2))
+
+
+def test_where_one_seat_learns_policies_take_turns_whichever_it_is() -> None:
+    mapping = RoundRobin(3, apart=False)
+    assert [seats_in(mapping, 2, rollout) for rollout in range(4)] == [
+        [0, 0],
+        [1, 1],
+        [2, 2],
+        [0, 0],
+    ]
+
+
+class GamesOfPolicies(Callback):
+    """Keeps the policies that played each game."""
+
+    def __init__(self) -> None:
+        self.records: list[EpisodeRecord] = []
+
+    def on_episode_record(self, session: Any, record: EpisodeRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def found(self) -> list[set[int]]:
+        return [{record.policy for record in game} for game in games(self.records)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("agents", "policies"), [(2, 2), (3, 2), (2, 3)])
+def test_policies_that_learn_in_turn_with_sampling_play_each_other(
+    agents: int, policies: int, tmp_path: Path
+) -> None:
+    """In a synchronous run, where every batch waits for its share of every actor."""
+    chosen = AppoConfig(
+        env=CODE,
+        env_kwargs={"agents": agents},
+        num_policies=policies,
+        async_rl=False,
+        num_workers=2,
+        num_envs_per_worker=4,
+        num_splits=2,
+        rollout=5,
+        batch_size=2 * 2 * 2 * agents * 5,
+        minibatch_size=2 * 5 * agents,
+        model=ModelConfig(hidden_sizes=(8,), normalise_observations=False),
+        train_for_env_steps=4000,
+        run_dir=str(tmp_path / "run"),
+        serial=True,
+        quiet=True,
+    )
+    played = GamesOfPolicies()
+    summary = train(chosen, callbacks=[played]).summary
+    updates = [of_policy["updates"] for of_policy in summary["policies"].values()]
+    assert sum(len(game) > 1 for game in played.found) > 0.5 * len(played.found) > 50
+    assert 10 * (max(updates) - min(updates)) < min(updates), "a batch of 40 steps, at most"
 
 
 def test_random_draws_give_each_policy_one_of_as_many_successive_rollouts() -> None:
