@@ -93,13 +93,14 @@ KEY_VALUES, KEY_JSON = _pairs(scalar), _pairs(json_value)
 
 
 def run_or_runs(words: Sequence[str]) -> str | dict[str, str]:
-    """Return one word, or ``policy_0=RUN policy_1=RUN`` as a dict. Raises ValueError for anything
-    else."""
+    """Return RUN, or ``policy_0=RUN policy_1=RUN`` as a dict. Raises ValueError for others."""
     if len(words) == 1 and not re.match(r"\w+=", words[0]):
         return words[0]
     if not words or not all(re.match(r"\w+=.", word) for word in words):
         raise ValueError(f"{' '.join(words)!r} must be RUN, or POLICY=RUN for each of several")
-    return key_values(words, str)
+    if len(values := key_values(words, str)) < len(words):
+        raise ValueError(f"{' '.join(words)!r} names a policy twice; name each policy once")
+    return values
 
 
 RUNS: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(

@@ -169,6 +169,12 @@ class PoliciesConfig(Checked):
                 f"--policies-to-train {','.join(self.to_train)}: the policies are "
                 f"{', '.join(ids)}; --num-policies sets their number"
             )
+        twice = [name for name in ids if self.to_train.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"--policies-to-train {','.join(self.to_train)}: {', '.join(twice)} is there "
+                "twice, and a policy is trained once; name each policy once"
+            )
 
 
 @dataclass(frozen=True)

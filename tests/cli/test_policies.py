@@ -40,6 +40,25 @@ def test_policies_are_trained_shown_drawn_and_evaluated(
     assert "say which of them: --policy policy_0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--policies-to-train policy_0 policy_0", "policy_0,policy_0: policy_0 is there twice"),
+        ("--policies-to-train policy_1,policy_1", "policy_1,policy_1: policy_1 is there twice"),
+        ("--init-from policy_0=a policy_0=b", "names a policy twice"),
+    ],
+)
+def test_a_policy_that_is_named_twice_is_refused(
+    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    args = [*RUN.split(), "--num-policies", "2", *words.split(), "--run-dir", str(run)]
+    assert main(args) == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in error and "name each policy once" in error
+    assert not run.exists()
+
+
 def test_the_panel_has_a_row_for_each_policy() -> None:
     values = {"env_steps": 9.0, "wall_s": 1.0, "a/return_mean": 31.5, "b/return_mean": 8.25}
     values |= {"a/entropy": 0.5, "b/entropy": 0.25, "a/loss": 1.0, "b/loss": 3.0}
