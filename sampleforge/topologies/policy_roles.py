@@ -83,6 +83,17 @@ def _check_ids(policies: Sequence[str]) -> None:
         )
 
 
+def learning_agents(config: AnyConfig, spec: EnvSpec) -> int:
+    """Return the number of agents of an environment that policies learn from at the same time, in
+    its first agent group, whose ``spec`` it is: all of them, or one if frozen policies or opponents
+    play the others. A mapping of the user may choose any number up to all."""
+    if not isinstance(config, PoliciesConfig) or config.policy_mapping is not None:
+        return spec.num_agents
+    own = [f"policy_{i}" for i in range(0, config.num_policies, len(spec.agent_groups))]
+    trained = [name for name in own if not config.to_train or name in config.to_train]
+    return 1 if config.opponent_pool or 0 < len(trained) < len(own) else spec.num_agents
+
+
 def policy_ids(config: AnyConfig) -> tuple[str, ...]:
     """Return the ids of the policies that the run trains: "policy_0" and so on, if there are
     several."""

@@ -312,6 +312,66 @@ def test_frozen_policies_need_a_seat_that_no_trained_policy_plays() -> None:
         marked_graph(config({"agents": 1}, opponent_pool=2))
 
 
+def synchronous(agents: int, folder: Path, **more: Any) -> AppoConfig:
+    """A run with 2 actors of 2 splits of 2 rows, whose rollouts have 5 steps."""
+    return AppoConfig(
+        **{
+            "env": CODE,
+            "env_kwargs": {"agents": agents},
+            "async_rl": False,
+            "num_workers": 2,
+            "num_envs_per_worker": 4,
+            "num_splits": 2,
+            "rollout": 5,
+            "minibatch_size": 20,
+            "num_epochs": 1,
+            "model": ModelConfig(hidden_sizes=(8,), normalise_observations=False),
+            "run_dir": str(folder / "run"),
+            "serial": True,
+            "quiet": True,
+            "train_for_env_steps": 2000,
+            **more,
+        }
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"opponent_pool": 2},
+        {"num_policies": 2, "policies_to_train": ("policy_0",)},
+        {"num_policies": 3, "policies_to_train": ("policy_0", "policy_1")},
+    ],
+)
+def test_a_batch_needs_rollouts_of_the_agents_that_learn_only(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    """One of three agents learns, so that 4 splits give 40 env steps."""
+    if "opponent_pool" in more:
+        pytest.importorskip("openskill")
+    summary = train(synchronous(3, tmp_path, batch_size=40, **more)).summary
+    policies = list(summary.get("policies", {"policy": summary}).values())
+    updates = [of_policy["updates"] for of_policy in policies]
+    steps = 2000 / len(policies) / 20  # gradient steps, with one minibatch of 20 env steps each
+    assert updates == pytest.approx([steps] * len(policies), rel=0.25)
+    with pytest.raises(ConfigError, match=r"not a multiple of 40 = 2 rows x 5 steps x 4 splits"):
+        train(synchronous(3, tmp_path / "other", batch_size=60, **more))
+
+
+def test_each_group_of_agents_counts_those_that_learn() -> None:
+    """Of the first group one agent, because its second policy is frozen; of the second both."""
+    trained = ("policy_0", "policy_1", "policy_3")
+    kwargs = {"agents": 2, "scouts": 2}
+    chosen = config(
+        kwargs, num_policies=4, policies_to_train=trained, async_rl=False, batch_size=40
+    )
+    graph = marked_graph(chosen)
+    slots = {group.id: group.exchange.slots.count for group in graph.groups if group.exchange}
+    assert slots["policy_0"] == 4 and slots["policy_1"] == slots["policy_3"]
+    assert slots["policy_1"] % 8 == 0, "2 actors x 2 splits x 2 agents"
+
+
 # ---- policy mappings ----
 
 
@@ -406,28 +466,13 @@ def test_policies_that_learn_in_turn_with_sampling_play_each_other(
     agents: int, policies: int, tmp_path: Path
 ) -> None:
     """In a synchronous run, where every batch waits for its share of every actor."""
-    chosen = AppoConfig(
-        env=CODE,
-        env_kwargs={"agents": agents},
-        num_policies=policies,
-        async_rl=False,
-        num_workers=2,
-        num_envs_per_worker=4,
-        num_splits=2,
-        rollout=5,
-        batch_size=2 * 2 * 2 * agents * 5,
-        minibatch_size=2 * 5 * agents,
-        model=ModelConfig(hidden_sizes=(8,), normalise_observations=False),
-        train_for_env_steps=4000,
-        run_dir=str(tmp_path / "run"),
-        serial=True,
-        quiet=True,
-    )
+    more = {"batch_size": 40 * agents, "minibatch_size": 10 * agents, "train_for_env_steps": 4000}
     played = GamesOfPolicies()
+    chosen = synchronous(agents, tmp_path, num_policies=policies, **more)
     summary = train(chosen, callbacks=[played]).summary
     updates = [of_policy["updates"] for of_policy in summary["policies"].values()]
     assert sum(len(game) > 1 for game in played.found) > 0.5 * len(played.found) > 50
-    assert 10 * (max(updates) - min(updates)) < min(updates), "a batch of 40 steps, at most"
+    assert 10 * (max(updates) - min(updates)) < min(updates), "a batch, at most"
 
 
 def test_random_draws_give_each_policy_one_of_as_many_successive_rollouts() -> None:

@@ -10,6 +10,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import check_compiler, uses_cuda_graphs
+from sampleforge.topologies.policy_roles import learning_agents
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
     MOST_ROWS_OF_IMAGES,
@@ -124,7 +125,9 @@ def _streams(sampler: SamplerPlan, spec: EnvSpec) -> int:
 
 def _slots_per_batch(config: SlotsRunConfig, shape: SlotShape, streams: int) -> int:
     """Return the number of slots of a batch, which is divided equally among the ``streams`` (if
-    synchronous), which are those of all actors that one policy can have, and the learners."""
+    synchronous), which are those of all actors that one policy can have, and the learners. Of a
+    batch of a given size only those streams have a share that are learned from at the same time;
+    the usual size counts all agents."""
     learners = config.num_learners
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     unit = math.lcm(streams if synchronous else 1, learners)
@@ -132,16 +135,16 @@ def _slots_per_batch(config: SlotsRunConfig, shape: SlotShape, streams: int) -> 
         rows = 0 if synchronous else _rows_of_a_batch(config, shape.spec)
         return unit * math.ceil(max(MIN_BATCH, rows * shape.rollout) / (shape.env_steps * unit))
     count = config.batch_size // shape.env_steps
-    unit *= shape.env_steps
+    agents = learning_agents(config, shape.spec)
+    streams = streams // shape.spec.num_agents * agents
+    unit = math.lcm(streams if synchronous else 1, learners) * shape.env_steps
     if count == 0 or config.batch_size % unit:
         below = max(unit, config.batch_size // unit * unit)
         asked = config.batch_size
         nearest = sorted({below, below + unit}, key=lambda size: abs(size - asked))
         what = f"{shape.rows} rows x {shape.rollout} steps"
         if synchronous:
-            splits = (
-                f"{streams} splits" if shape.spec.num_agents == 1 else f"{streams} agents of splits"
-            )
+            splits = f"{streams} splits" if agents == 1 else f"{streams} agents of splits"
             what += f" x {splits} (synchronous: each gives its share to every batch)"
         if learners > 1:
             what += f", in equal shares for {learners} learners"
