@@ -3,7 +3,6 @@ results, and the ratings that follow from them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -47,20 +46,15 @@ def round_robin(players: int, episodes: int) -> Iterator[Game]:
                 yield Game(i, j) if number % 2 == 0 else Game(j, i)
 
 
-def score(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the score of the player whose seats have the returns ``first``, against the one with
-    ``second``: the higher mean return wins."""
-    return score_of(math.fsum(first) / len(first), math.fsum(second) / len(second))
-
-
 class GamePlayer:
     """Plays games on the rows of a multi-agent environment, one vector step at a time.
 
     ``envs``: the first seat of rows that have not been reset. All seats must have the same spaces,
     and the ``policies``, one per player, those spaces. Each row takes the next of ``games`` when
     its episode is over, so that every game is played to its end, long or short; one with a dropped
-    step is played again. Actions are drawn from the policies if ``stochastic``, or the most likely
-    ones. A game is cut after the environment's limit, or `LIMIT` steps if it has none.
+    step is played again. The higher mean return wins, over the seats of a player whose agents took
+    part in the game (0 if none did). Actions are drawn from the policies if ``stochastic``, or the
+    most likely ones. A game is cut after the environment's limit, or `LIMIT` steps if it has none.
     """
 
     def __init__(
@@ -145,11 +139,10 @@ class GamePlayer:
         """Take the result of the game that has ended in a row, and give the row the next one."""
         game = self._game[finished.row]
         if game is not None:
-            returns = [
-                finished.parts[seat].ret if seat in finished.parts else 0.0
-                for seat in range(len(self._seats))
-            ]
-            self.played.append(PlayedGame(game, score(returns[0::2], returns[1::2])))
+            seats = range(len(self._seats))
+            sides = finished.mean(seats[0::2]), finished.mean(seats[1::2])
+            first, second = (0.0 if mean is None else mean for mean in sides)
+            self.played.append(PlayedGame(game, score_of(first, second)))
             self._open -= 1
         self._next_game(finished.row)
 

@@ -21,9 +21,12 @@ class HighestNumber(MultiAgentRows):
     """Agents call a number in each step; in the last step of an episode, which has 2 + action of
     the first agent steps, the highest number wins 1 point, the lowest loses 1, all else is 0.
     Observation: row, step (-1 in the last one). ``leaves``: the second agent leaves after
-    the first step, with its result."""
+    the first step, with its result. ``absent``: this agent never joins, and the others get 5 points
+    more."""
 
-    def __init__(self, rows: int, agents: int = 2, leaves: bool = False) -> None:
+    def __init__(
+        self, rows: int, agents: int = 2, leaves: bool = False, absent: int | None = None
+    ) -> None:
         own = EnvSpaces(spaces.Box(-1, 1e6, (2,), np.float32), spaces.Discrete(10))
         names = [f"agent_{i}" for i in range(agents)]
         super().__init__(
@@ -31,14 +34,18 @@ class HighestNumber(MultiAgentRows):
         )
         self._steps = np.zeros(rows)
         self._leaves = leaves
+        self._joins = np.arange(agents)[:, None] != (-1 if absent is None else absent)
+        self._bonus = 0.0 if absent is None else 5.0
 
     def _look(self) -> None:
         for obs in self.obs:
             obs[OBSERVATION][:, 0] = np.arange(self.num_rows)
             obs[OBSERVATION][:, 1] = self._steps
+        for seat in np.flatnonzero(~self._joins):
+            self.obs[seat][OBSERVATION][:, 1] = -1
 
     def reset_rows(self) -> None:
-        self.present[:] = True
+        self.present[:] = self._joins
         self._look()
 
     def step_rows(self, actions, over) -> None:
@@ -47,7 +54,7 @@ class HighestNumber(MultiAgentRows):
         self._steps[over] = 0
         ends = (self._steps >= 2 + called[0]) & ~over
         best, worst = called.max(axis=0), called.min(axis=0)
-        result = (called == best).astype(np.float32) - (called == worst)
+        result = (called == best).astype(np.float32) - (called == worst) + self._bonus
         self.truncated[:] = False
         self.terminated[:] = ends & self.present
         self.reward[:] = np.where(ends, result, 0.0)
@@ -56,7 +63,7 @@ class HighestNumber(MultiAgentRows):
             self.reward[1, ends] = 0.0
             self.reward[1, first] = result[1, first]
             self.terminated[1] = first
-        self.present[:] = np.where(over, True, self.present & ~self.terminated)
+        self.present[:] = np.where(over, self._joins, self.present & ~self.terminated)
         self._look()
         for obs in self.obs:
             obs[OBSERVATION][~self.present.any(axis=0), 1] = -1
@@ -126,6 +133,11 @@ def test_the_agents_of_more_than_two_seats_are_shared():
         ((0, 1), 1.0),
         ((1, 0), 0.0),
     }
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2, 3])
+def test_an_agent_that_never_joins_is_not_in_the_mean_of_its_side(absent):
+    assert {score for _, score in play([3, 3], 6, agents=4, absent=absent)} == {0.5}
 
 
 def test_a_folder_that_is_given_twice_is_refused(tmp_path, capsys):
