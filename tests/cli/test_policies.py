@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sampleforge.cli import main
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.reports.metrics import by_policy, read_metrics, with_overall
+from sampleforge.run.reports.metrics import by_policy, evaluations, read_metrics, with_overall
 from sampleforge.run.screen.live_panel import LivePanel
 from sampleforge.run.screen.progress import Goal
 from sampleforge.tools.plots.curves import read_curves
@@ -62,14 +62,15 @@ def test_a_policy_that_is_named_twice_is_refused(
 def test_the_panel_has_a_row_for_each_policy() -> None:
     values = {"env_steps": 9.0, "wall_s": 1.0, "a/return_mean": 31.5, "b/return_mean": 8.25}
     values |= {"a/entropy": 0.5, "b/entropy": 0.25, "a/loss": 1.0, "b/loss": 3.0}
+    values |= {f"{policy}/{name}": 7.0 for policy in "ab" for name in ("episodes", "updates")}
     goal = Goal(None, None)
     goal.observe(values)
     for width in (60, 100):
         written = io.StringIO()
         Console(width=width, file=written).print(LivePanel("run", values, goal))
         rows = [line.split() for line in written.getvalue().splitlines() if line]
-        assert ["a", "31.50", "-", "-", "1", "0.500"] in rows
-        assert ["b", "8.25", "-", "-", "3", "0.250"] in rows
+        assert ["a", "31.50", "7", "7", "1", "0.500"] in rows
+        assert ["b", "8.25", "7", "7", "3", "0.250"] in rows
         assert max(map(len, written.getvalue().splitlines())) <= width
 
 
@@ -78,6 +79,7 @@ def test_the_panel_of_a_population_has_hyperparameters_and_donors() -> None:
     for i, (rate, objective) in enumerate([(1e-3, 31.5), (0.02, 8.25)]):
         own = {"member_env_steps": 4.0, "pbt_learning_rate": rate, "pbt_objective": objective}
         own |= {"pbt_gamma": 0.99, "pbt_exploration_coeff": 0.003, "episodes": 7.0}
+        own |= {"updates": 3.0}
         own |= {"copied_from": 0.0} if i else {}
         values |= {f"policy_{i}/{name}": value for name, value in own.items()}
     goal = Goal(None, None)
@@ -109,7 +111,18 @@ def test_the_panel_shows_the_rating_of_a_policy_that_plays_its_snapshots() -> No
 def test_what_only_policies_have_is_a_mean_or_the_largest() -> None:
     values = {"return_mean": 7.0, "a/loss": 1.0, "b/loss": 2.0, "a/return_mean": 1.0}
     values |= {"a/policy_lag_max": 3.0, "b/policy_lag_max": 5.0}
+    values |= {f"{policy}/{name}": 7.0 for policy in "ab" for name in ("episodes", "updates")}
     overall = with_overall(values)
     assert overall["loss"] == 1.5 and overall["policy_lag_max"] == 5.0
     assert overall["return_mean"] == 7.0, "the run has its own"
     assert with_overall({"loss": 2.0}) == {"loss": 2.0}
+
+
+def test_a_slash_in_the_name_of_a_metric_makes_no_policy() -> None:
+    values = {"env_level/score": 1.0, "env_steps": 1.0, "wall_s": 0.0, "episodes": 3.0}
+    assert by_policy(values) == {} and with_overall(values) == values
+    several = {f"{policy}/{name}": 7.0 for policy in "ab" for name in ("episodes", "updates")}
+    found = by_policy({**values, **several, "a/level/score_mean": 2.0, "env_level/episodes": 4.0})
+    own = {"episodes": 7.0, "updates": 7.0}
+    assert found == {"a": {**own, "level/score_mean": 2.0}, "b": own}
+    assert evaluations({**values, "env_level/eval_env_steps": 5.0}) == {}

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,15 @@ def write_run(folder: Path, reports: int = 20, *, scale: float = 1.0, **more: An
     (folder / "log.txt").write_text("2026-01-01 00:00:00 session          info    begins\n")
     (folder / "metrics.jsonl").write_text("".join(line(i, scale, **more) for i in range(reports)))
     return folder
+
+
+def of_policies(**policies: Mapping[str, float]) -> dict[str, float]:
+    """The scalars of the policies of a report, with those that every policy has."""
+    return {
+        f"{policy}/{name}": value
+        for policy, own in policies.items()
+        for name, value in {"episodes": 3.0, "updates": 2.0, **own}.items()
+    }
 
 
 def line(index: int, scale: float = 1.0, **more: Any) -> str:

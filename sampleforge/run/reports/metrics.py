@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,14 +166,27 @@ def tag(name: str, policies: Sequence[str] = ()) -> str:
 Values = Mapping[str, float]
 
 
+OF_EVERY_POLICY = ("episodes", "updates")
+"""Metrics that every report of a run with several policies has of each of them."""
+
+
+def policies_of(names: Collection[str]) -> list[str]:
+    """Return the ids of the policies that have metrics among the ``names`` of a report, or of all
+    reports of a run. Empty if the run has one policy. What is before a slash is a policy only if
+    `OF_EVERY_POLICY` are there: environments and callbacks name metrics as they like, such as
+    ``env_level/score``."""
+    before = dict.fromkeys(name.partition("/")[0] for name in names if "/" in name)
+    return [each for each in before if all(f"{each}/{own}" in names for own in OF_EVERY_POLICY)]
+
+
 def by_policy(values: Values) -> dict[str, dict[str, float]]:
     """Return the scalars of each policy by its id, without the id in their names. Empty if the run
     has one policy."""
-    policies: dict[str, dict[str, float]] = {}
+    policies: dict[str, dict[str, float]] = {policy: {} for policy in policies_of(values)}
     for name, value in values.items():
         policy, slash, own = name.partition("/")
-        if slash:
-            policies.setdefault(policy, {})[own] = value
+        if slash and policy in policies:
+            policies[policy][own] = value
     return policies
 
 
@@ -202,9 +215,9 @@ def evaluated(values: Mapping[str, float], prefix: str = "") -> dict[str, float]
 def evaluations(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the evaluations in a report: beginning of the names of a policy's metrics -> the
     values of its evaluation, under their full names."""
-    last = f"{PREFIX}env_steps"
-    prefixes = [name.removesuffix(last) for name in values if name.endswith(last)]
-    return {prefix: evaluated(values, prefix) for prefix in prefixes}
+    prefixes = ["", *(f"{policy}/" for policy in policies_of(values))]
+    found = [prefix for prefix in prefixes if f"{prefix}{PREFIX}env_steps" in values]
+    return {prefix: evaluated(values, prefix) for prefix in found}
 
 
 def read_metrics(path: Path, log: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:

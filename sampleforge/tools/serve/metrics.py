@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.run.reports.metrics import parse_report
+from sampleforge.run.reports.metrics import parse_report, policies_of
 from sampleforge.tools.serve.tree import read_at
 
 Floats = npt.NDArray[np.float64]
@@ -138,8 +138,8 @@ class MetricsFile:
         those of the policies of a run that has it of each policy only."""
         if metric in self.names:
             return [metric]
-        of_policies = [name for name in self.names if name.partition("/")[2] == metric]
-        return of_policies[:MAX_POLICIES] or [metric]
+        names = [f"{policy}/{metric}" for policy in policies_of(self.names)]
+        return [name for name in names if name in self.names][:MAX_POLICIES] or [metric]
 
     def series(self, x: str, y: Sequence[str], smooth: int, points: int) -> Series:
         """Return the curve of the `parts` ``y`` of a metric over ``x`` from the columns that were

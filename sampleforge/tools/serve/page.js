@@ -85,6 +85,14 @@ const percent = (share) => (isNumber(share) ? `${Math.round(100 * share)}%` : "â
 const list = (value) => (Array.isArray(value) ? value : []);
 const dict = (value) => (value !== null && typeof value === "object" && !Array.isArray(value) ? value : {});
 
+/** The policies of a run with several, from the names of its metrics: those that have what every
+    policy has. Environments and callbacks name metrics as they like, such as env_level/score. */
+function policiesOf(names) {
+  const all = new Set(names);
+  const before = new Set(names.filter((name) => name.includes("/")).map((name) => name.split("/")[0]));
+  return [...before].filter((id) => all.has(`${id}/episodes`) && all.has(`${id}/updates`));
+}
+
 function parsed(text) {
   try { return dict(JSON.parse(text)); } catch { return {}; }
 }
@@ -775,8 +783,9 @@ class RunView {
 
   drawQueues(last) {
     // Of several policies the mean is shown.
+    const prefixes = ["", ...policiesOf(Object.keys(last)).map((policy) => `${policy}/`)];
     const mean = (name) => {
-      const values = Object.keys(last).filter((key) => key.split("/").pop() === name).map((key) => last[key]).filter(isNumber);
+      const values = prefixes.map((prefix) => last[prefix + name]).filter(isNumber);
       return values.length ? values.reduce((a, b) => a + b) / values.length : null;
     };
     const rowsOf = [], fill = (name, text) => {
@@ -850,7 +859,7 @@ class RunView {
   /** Show the first of the metrics that the run has, more when it has more. A chart that is shown
       stays, also where the user has it show another metric. */
   async updateCharts(names) {
-    const policies = [...new Set(names.filter((n) => n.includes("/")).map((n) => n.split("/")[0]))];
+    const policies = policiesOf(names);
     const has = (name) => names.includes(name);
     const wishes = policies.length
       ? ["return_mean", "loss", "entropy", "q_mean", "approx_kl", "length_mean"].filter((n) => policies.some((p) => has(`${p}/${n}`)))
@@ -862,7 +871,8 @@ class RunView {
     const isNew = own.length !== this.own.length || own.some((chart, i) => chart !== this.own[i]);
     this.own = own;
     if (isNew) this.charts.replaceChildren(...own.map((chart) => chart.node));
-    const plain = policies.length ? [...new Set(names.map((n) => n.split("/").pop()))] : names;
+    const plainOf = (name) => (policies.includes(name.split("/")[0]) ? name.slice(name.indexOf("/") + 1) : name);
+    const plain = [...new Set(names.map(plainOf))];
     for (const chart of own) chart.offer(plain);
     await Promise.all(own.map((chart) => chart.update()));
   }

@@ -19,6 +19,7 @@ from typing import Any
 from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import parse
 from sampleforge.run.folder.kinds import POPULATION, STUDY
+from sampleforge.run.reports.metrics import policies_of
 from sampleforge.runtime.folder_lock import HeldLocks
 from sampleforge.tools.plots.descent import History, Stretch
 from sampleforge.tools.plots.lineage import changing
@@ -207,10 +208,12 @@ class Runs:
         """Return the names of the metrics of all runs; those of single policies come last."""
         own, of_policies = dict[str, None](), dict[str, None]()
         for run in list(self._runs.values()):
-            for name in list(run.metrics.names):
-                policy, slash, rest = name.partition("/")
-                own[rest if slash else policy] = None
-                if slash:
+            names = list(run.metrics.names)
+            policies = set(policies_of(run.metrics.names))
+            for name in names:
+                policy, _, rest = name.partition("/")
+                own[rest if policy in policies else name] = None
+                if policy in policies:
                     of_policies[name] = None
         return [*own, *of_policies][:MAX_NAMES]
 
@@ -275,7 +278,7 @@ class Runs:
             "rate": _number(last.get("env_steps_per_s")),
             "restarts": _number(values.get("restarts")),
             "updated": max(written or [each.st_mtime for each in stats.values()]),
-            "policies": sorted({n.partition("/")[0] for n in last if "/" in n})[:64],
+            "policies": sorted(policies_of(last))[:64],
             "lineage": LINEAGE in stats,
             "bytes": stats[METRICS].st_size if METRICS in stats else 0,
         }

@@ -152,7 +152,8 @@ def test_the_panel_fits_any_terminal_and_grows_with_it(actors: int, policies: in
     values = {"env_steps": 5e5, "wall_s": 100.0, "eval_return_mean": 1.0, "eval_return_std": 1.0}
     values |= {"env_steps_per_s": 5e3, "frames_per_s": 2e4, "return_mean": 1.0, "return_std": 0.5}
     for index in range(policies):
-        values |= {f"policy_{index}/return_mean": float(index), f"policy_{index}/loss": 0.125}
+        own = {"return_mean": float(index), "loss": 0.125, "episodes": 3.0, "updates": 2.0}
+        values |= {f"policy_{index}/{name}": value for name, value in own.items()}
     state = state_of(actors)
     small = shown(values, state, 80, 24)
     assert len(small) <= 24 and max(map(len, small)) <= 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ from tests.support.reports import make_run
 Capture = pytest.CaptureFixture[str]
 
 
-def run_with(path: Path, returns: list[float], **settings: Any) -> str:
-    """A run with these evaluations, one every 100 env steps."""
+def run_with(
+    path: Path, returns: list[float], more: Mapping[str, float] | None = None, **settings: Any
+) -> str:
+    """A run with these evaluations, one every 100 env steps; ``more``: other scalars of each."""
     reports = [
         {
             **{"env_steps": 100 * i + 50, "wall_s": float(i), "return_mean": 1.0},
             **{"eval_env_steps": 100 * i, "eval_return_mean": value},
+            **(more or {}),
         }
         for i, value in enumerate(returns, 1)
     ]
@@ -65,6 +69,16 @@ def test_seeds_of_a_setting_are_aggregated_with_intervals(tmp_path: Path, capsys
     columns = [np.array(ends)[:, None] for ends in last.values()]
     assert first["value"] == pytest.approx(float(probability_of_improvement(*columns)))
     assert first["low"] < first["value"] < first["high"]
+
+
+def test_statistics_with_a_slash_in_their_names_are_no_policies(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    more = {"env_level/score": 3.0, "env_goal/reached": 1.0}
+    runs = [run_with(tmp_path / str(seed), [10.0, 20.0], more, seed=seed) for seed in (1, 2)]
+    for words in ([], ["--by", "algo"]):
+        (setting,) = compared(capsys, *runs, *words)["settings"]
+        assert setting["seeds"] == 2, words
 
 
 def test_the_evaluation_that_counts_can_be_chosen(tmp_path: Path, capsys: Capture) -> None:
@@ -218,7 +232,7 @@ def test_a_setting_that_nothing_tells_apart_has_a_label(tmp_path: Path, capsys: 
 def test_a_run_with_one_policy_has_no_empty_word_beside_one_with_several(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    own = {"eval_env_steps": 90, "eval_return_mean": 5.0}
+    own = {"eval_env_steps": 90, "eval_return_mean": 5.0, "episodes": 3.0, "updates": 2.0}
     report = {f"policy_{i}/{name}": value for i in (0, 1) for name, value in own.items()}
     several = make_run(tmp_path / "several", [{"env_steps": 100, "wall_s": 1.0, **report}], seed=1)
     alone = run_with(tmp_path / "alone", [1.0], seed=2, learning_rate=0.5)

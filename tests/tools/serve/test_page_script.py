@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sampleforge.tools import serve
-from tests.support.served import line, served, write_run
+from tests.support.served import line, of_policies, served, write_run
 
 NODE = shutil.which("node")
 SCRIPT = Path(__file__).parent / "page_in_node.js"
@@ -169,6 +169,28 @@ def test_the_charts_that_the_user_chose_stay_and_are_in_the_address(tmp_path: Pa
         )
     assert charts == ["wall_s"] and address.endswith("metric=wall_s")
     assert again == ["loss", "wall_s"]
+
+
+def test_only_policies_have_a_line_of_their_own(tmp_path: Path) -> None:
+    """Not what has a slash in its name; a fill of slots is the mean of the policies."""
+    odd = {"env_level/loss": 3.0, "env_level/ready_slots_fill": 1.0}
+    own = [{"loss": 1.0, "ready_slots_fill": fill} for fill in (0.2, 0.4)]
+    fills = of_policies(a=own[0], b={**own[1], "x/y": 1.0})
+    write_run(tmp_path / "one", **odd)
+    write_run(tmp_path / "two", **odd, **fills)
+    with served(tmp_path) as server:
+        one, two = in_page(
+            server.url,
+            """const found = [];
+            for (const id of ["one", "two"]) {
+              state.focus = id; state.tab = "run"; await poll();
+              const names = view.own[0].choice.children.map((each) => each.value);
+              found.push([view.own[0] instanceof PolicyChart, view.queues.textContent, names]);
+            }
+            return found;""",
+        )
+    assert not one[0] and "env_level/loss" in one[2] and "%" not in one[1]
+    assert two[0] and {"env_level/loss", "x/y"} <= set(two[2]) and "30%" in two[1]
 
 
 def test_a_run_that_has_not_reported_yet_is_selected_when_it_does(tmp_path: Path) -> None:

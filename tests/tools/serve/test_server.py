@@ -18,7 +18,7 @@ from sampleforge.cli import main
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.tools.serve.server import PAGE, ROUTES, Server
 from tests.support.processes import StartCli
-from tests.support.served import ask, ask_json, line, served, tree_hash, write_run
+from tests.support.served import ask, ask_json, line, of_policies, served, tree_hash, write_run
 
 HOSTILE = '<img src=x onerror="alert(1)">&"\''
 
@@ -208,11 +208,25 @@ def test_a_file_for_which_there_is_no_time_is_sampled_first(
 
 
 def test_what_only_policies_have_is_their_mean(root: Path) -> None:
-    write_run(root / "two", 3, **{"one/entropy": 1.0, "two/entropy": 3.0})
+    write_run(root / "two", 3, **of_policies(one={"entropy": 1.0}, two={"entropy": 3.0}))
     with served(root) as server:
         found = ask_json(server, "/api/curves?metric=entropy&run=two")["curves"]["two"]
         assert found["y"] == [2.0, 2.0, 2.0]
         assert "entropy" in ask_json(server, "/api/runs")["metrics"]
+
+
+def test_a_slash_in_the_name_of_a_statistic_makes_no_policy(root: Path) -> None:
+    write_run(root / "level", 3, **{"env_level/score": 3.0, "env_goal/score": 1.0})
+    with served(root) as server:
+        listed = ask_json(server, "/api/runs")
+        (row,) = (row for row in listed["runs"] if row["id"] == "level")
+        assert row["policies"] == []
+        assert "env_level/score" in listed["metrics"] and "score" not in listed["metrics"]
+        curves = {
+            name: ask_json(server, f"/api/curves?metric={name}&run=level")["curves"]["level"]["y"]
+            for name in ("env_level/score", "score")
+        }
+        assert curves == {"env_level/score": [3.0, 3.0, 3.0], "score": []}
 
 
 def test_the_log_comes_in_parts(server: Server, root: Path) -> None:
