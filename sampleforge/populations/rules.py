@@ -99,6 +99,8 @@ def rules_of(
     if flags.pbt_factors:
         low, high = flags.pbt_factors
         given |= {"factors": (low, high), "steps": ()}
+        every = perturbed.parameters.items()
+        given["parameters"] = {n: dataclasses.replace(p, factors=None) for n, p in every}
     return Rules(
         _exploit_rule(flags, ids),
         dataclasses.replace(perturbed, **given),
