@@ -15,8 +15,11 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.populations.rounds import (
     EXPLOIT_RULES,
+    KNOWN,
+    Bounds,
     ExploitRule,
     ExploreRule,
+    Parameter,
     Takes,
     Value,
     explore_rule,
@@ -82,6 +85,7 @@ def rules_of(
             f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
             f"{', '.join(sorted(defaults))}"
         )
+    _check_initial(initial)
     try:
         perturbed = explore_rule(
             variant,
@@ -152,6 +156,21 @@ def takes(config: AnyConfig, name: str, value: Value) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _check_initial(initial: Mapping[str, Bounds]) -> None:
+    """Raise ConfigError for ranges of the first values from which none can be drawn."""
+    for name, both in initial.items():
+        if KNOWN.get(name, Parameter()).complement and both[1] >= 1:
+            raise ConfigError(
+                f"--pbt-initial {_typed_range(name, both)}: 1 - x is drawn log-uniformly, so the "
+                "upper end must be below 1"
+            )
+
+
+def _typed_range(name: str, both: Bounds) -> str:
+    """Return a range as it is typed."""
+    return f"{name.replace('_', '-')}={both[0]:g}..{both[1]:g}"
 
 
 def _check_bounds(bounds: Collection[str], rule: ExploreRule) -> None:

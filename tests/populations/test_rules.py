@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from sampleforge.config import ConfigError
 from sampleforge.populations.rounds import Variant, explore
 from sampleforge.populations.rules import Rules, rules_of
 from sampleforge.topologies.config import AppoConfig
@@ -35,3 +37,19 @@ def test_given_factors_are_those_of_every_hyperparameter(variant: Variant) -> No
         ]
         for change in changes:
             assert 2 - 1e-6 <= max(change, 1 / change) <= 3 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        (
+            {"pbt_initial": {"gae-lambda": "0.9..1"}},
+            "--pbt-initial gae-lambda=0.9..1: 1 - x is drawn log-uniformly, so the upper end must "
+            "be below 1",
+        ),
+        ({"pbt_initial": {"gamma": "0.5..1"}}, "--pbt-initial gamma=0.5..1: 1 - x is drawn"),
+    ],
+)
+def test_first_values_that_cannot_be_are_refused(settings: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
+        rules_for(**settings)
