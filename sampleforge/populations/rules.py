@@ -85,7 +85,7 @@ def rules_of(
             f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
             f"{', '.join(sorted(defaults))}"
         )
-    _check_initial(initial)
+    _check_initial(initial, bounds)
     try:
         perturbed = explore_rule(
             variant,
@@ -158,13 +158,20 @@ def takes(config: AnyConfig, name: str, value: Value) -> bool:
     return True
 
 
-def _check_initial(initial: Mapping[str, Bounds]) -> None:
-    """Raise ConfigError for ranges of the first values from which none can be drawn."""
+def _check_initial(initial: Mapping[str, Bounds], bounds: Mapping[str, Bounds]) -> None:
+    """Raise ConfigError for ranges of the first values from which none can be drawn, or one beyond
+    the ``bounds``."""
     for name, both in initial.items():
         if KNOWN.get(name, Parameter()).complement and both[1] >= 1:
             raise ConfigError(
                 f"--pbt-initial {_typed_range(name, both)}: 1 - x is drawn log-uniformly, so the "
                 "upper end must be below 1"
+            )
+        low, high = bounds.get(name, both)
+        if both[0] < low or high < both[1]:
+            raise ConfigError(
+                f"--pbt-initial {_typed_range(name, both)}: members would begin outside "
+                f"--pbt-bounds {_typed_range(name, (low, high))}; change one of the two"
             )
 
 

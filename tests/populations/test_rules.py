@@ -48,8 +48,29 @@ def test_given_factors_are_those_of_every_hyperparameter(variant: Variant) -> No
             "be below 1",
         ),
         ({"pbt_initial": {"gamma": "0.5..1"}}, "--pbt-initial gamma=0.5..1: 1 - x is drawn"),
+        (
+            {
+                "pbt_initial": {"gae-lambda": "0.9..0.99"},
+                "pbt_bounds": {"gae-lambda": "0.5..0.8"},
+            },
+            "--pbt-initial gae-lambda=0.9..0.99: members would begin outside --pbt-bounds "
+            "gae-lambda=0.5..0.8",
+        ),
+        (
+            {
+                "pbt_initial": {"learning-rate": "1e-6..1e-3"},
+                "pbt_bounds": {"learning-rate": "1e-5..1e-2"},
+            },
+            "--pbt-initial learning-rate=1e-06..0.001: members would begin outside",
+        ),
     ],
 )
 def test_first_values_that_cannot_be_are_refused(settings: dict[str, Any], refusal: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(refusal)):
         rules_for(**settings)
+
+
+def test_first_values_may_come_from_all_that_the_bounds_allow() -> None:
+    both = {"learning-rate": "1e-5..1e-2"}
+    first = rules_for(pbt_initial=both, pbt_bounds=both).first
+    assert all(1e-5 <= (values["learning_rate"] or 0) <= 1e-2 for values in first)
