@@ -134,16 +134,29 @@ def _without_effect(session: Session, flags: PbtRulesConfig, rules: Rules) -> It
             continue
         parameter = rules.explore.parameters.get(name)
         drawn = any(name in first for first in rules.first)
-        if parameter is None or drawn or parameter.complement:
-            continue
-        value, flag = parameter.default, name.replace("_", "-")
-        if value is None:
-            yield f"{name} is not perturbed: it is off; give it a value, with --{flag}"
-        elif value == 0 and not isinstance(value, bool):
-            yield (
-                f"{name} is not perturbed: it is 0, which has no multiples; give it another value, "
-                f"or ranges to begin with, as in --pbt-initial {flag}=1e-3..1"
-            )
+        if parameter is not None and not drawn and (reason := _unchanging(name, parameter)):
+            yield f"{name} is not perturbed: {reason}"
+
+
+def _unchanging(name: str, parameter: Parameter) -> str | None:
+    """Return why every perturbation leaves a hyperparameter as it is, and the remedy; None if it
+    changes."""
+    value, flag = parameter.default, name.replace("_", "-")
+    if value is None:
+        return f"it is off; give it a value, with --{flag}"
+    if isinstance(value, bool):
+        return None
+    if value == 0 and not parameter.complement:
+        return (
+            "it is 0, which has no multiples; give it another value, or ranges to begin with, as "
+            f"in --pbt-initial {flag}=1e-3..1"
+        )
+    if value == 1 and parameter.complement and parameter.bounds[1] >= 1:
+        return (
+            "it is 1, and 1 - x, which is 0, has no multiples; give it another value, or ranges to "
+            f"begin with, as in --pbt-initial {flag}=0.9..0.99"
+        )
+    return None
 
 
 def takes(config: AnyConfig, name: str, value: Value) -> bool:

@@ -19,7 +19,6 @@ from sampleforge.api import Trainer, train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.populations.lineage import read
 from sampleforge.populations.rules import takes
 from sampleforge.run.callback import Callback, Message
@@ -28,7 +27,6 @@ from sampleforge.run.reports import episodes
 from sampleforge.run.reports.metrics import read_metrics
 from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
-from tests.support.callbacks import Warnings
 from tests.support.variants import slow
 
 MEMBERS = 4
@@ -566,32 +564,3 @@ def test_several_learners_of_a_member_stay_the_same(config: AnyConfig, tmp_path:
     summary = run(config, tmp_path, 40_000, **more)
     assert summary["copies"] >= 1 and summary["checksums_compared"] > 10
     assert summary["status"] == "finished" and summary["restarts"] == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"pbt_perturb": ("learning-rate", "kl-coeff", "reward-scale")},
-            "kl_coeff is not perturbed",
-        ),
-        (
-            {"pbt_perturb": ("value_clip",)},
-            "value_clip is not perturbed: it is off; give it a value",
-        ),
-        ({"pbt_perturb": ("vtrace-c", "gamma")}, "vtrace_c has no effect: it is for --advantage"),
-        ({"pbt_initial": {"vtrace-rho": "0.5..2"}}, "vtrace_rho has no effect"),
-        ({"pbt_initial": {"kl-coeff": "0.1..1"}}, None),
-        ({"pbt_perturb": ("gae-lambda",), "gae_lambda": 0.0}, None),
-        ({"pbt_perturb": ("vtrace-c",), "advantage": "vtrace"}, None),
-    ],
-)
-def test_hyperparameters_whose_perturbation_changes_nothing_are_named(
-    settings: dict[str, Any], told: str | None, tmp_path: Path
-) -> None:
-    config = dataclasses.replace(APPO, run_dir=str(tmp_path / "run"), **settings)
-    warnings = Warnings()
-    with Session(config, [warnings, *population_callbacks(config)]):
-        pass
-    assert len(warnings.warnings) == (told is not None), warnings.warnings
-    assert all(text.startswith(f"--pbt: {told}") for text in warnings.warnings)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
+from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.populations.rounds import Variant, explore
 from sampleforge.populations.rules import Rules, rules_of
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import AppoConfig
+from tests.support.callbacks import Warnings
+
+
+def population(**settings: Any) -> AppoConfig:
+    """A run with four members, whose --kl-coeff is 0."""
+    usual: dict[str, Any] = {"kl_coeff": 0.0, "num_envs_per_worker": 4, "batch_size": 128}
+    usual |= {"serial": True, "pbt": True, "num_policies": 4}
+    return AppoConfig(**{"env": "CartPole-v1", "rollout": 32, **usual, **settings})
 
 
 def rules_for(**settings: Any) -> Rules:
-    """The rules of four members with these settings."""
-    config = AppoConfig(env="CartPole-v1", num_policies=4, pbt=True, **settings)
+    """The rules of that run's members with these settings."""
+    config = population(**settings)
     return rules_of(config, config, list("0123"), {}, np.random.default_rng(0))
 
 
@@ -74,3 +85,36 @@ def test_first_values_may_come_from_all_that_the_bounds_allow() -> None:
     both = {"learning-rate": "1e-5..1e-2"}
     first = rules_for(pbt_initial=both, pbt_bounds=both).first
     assert all(1e-5 <= (values["learning_rate"] or 0) <= 1e-2 for values in first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"pbt_perturb": ("learning-rate", "kl-coeff", "reward-scale")},
+            "kl_coeff is not perturbed",
+        ),
+        (
+            {"pbt_perturb": ("value_clip",)},
+            "value_clip is not perturbed: it is off; give it a value",
+        ),
+        ({"pbt_perturb": ("vtrace-c", "gamma")}, "vtrace_c has no effect: it is for --advantage"),
+        ({"pbt_initial": {"vtrace-rho": "0.5..2"}}, "vtrace_rho has no effect"),
+        ({"pbt_initial": {"kl-coeff": "0.1..1"}}, None),
+        ({"pbt_perturb": ("gae-lambda",), "gae_lambda": 0.0}, None),
+        (
+            {"pbt_perturb": ("gae-lambda", "gamma"), "gae_lambda": 1.0, "gamma": 1.0},
+            "gae_lambda is not perturbed: it is 1, and 1 - x, which is 0, has no multiples",
+        ),
+        ({"pbt_perturb": ("vtrace-c",), "advantage": "vtrace"}, None),
+    ],
+)
+def test_hyperparameters_whose_perturbation_changes_nothing_are_named(
+    settings: dict[str, Any], told: str | None, tmp_path: Path
+) -> None:
+    config = population(run_dir=str(tmp_path / "run"), **settings)
+    warnings = Warnings()
+    with Session(config, [warnings, *population_callbacks(config)]):
+        pass
+    assert len(warnings.warnings) == (told is not None), warnings.warnings
+    assert all(text.startswith(f"--pbt: {told}") for text in warnings.warnings)
