@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec
     from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.pbt.across_runs import Population
     from sampleforge.tools.pbt.settings import PopulationSettings
@@ -87,8 +88,8 @@ def run(args: Sequence[str]) -> int:
         screen = JobsScreen(lambda: table(population.members()), lambda: news(population, told))
         at_a_time = min(jobs.limit, flags.population)
         screen.say(f"Population of {flags.population} members, {at_a_time} at a time, in {folder}")
-        if settings.warning is not None:
-            screen.say(settings.warning)
+        for text in settings.warnings:
+            screen.say(text)
         code = run_jobs(population, jobs, screen, leave=flags.leave_jobs)
         return report(population, folder, screen, code)
 
@@ -105,7 +106,13 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     """Return the settings of the population. Raises ConfigError for flags that do not fit."""
     import numpy as np
 
-    from sampleforge.populations.rules import check_own, offered_shaping, rules_of
+    from sampleforge.populations.rules import (
+        changes_shaping,
+        check_own,
+        given_names,
+        rules_of,
+        spec_of_members,
+    )
     from sampleforge.tools.pbt.member_change import MemberRules
     from sampleforge.tools.pbt.settings import PopulationSettings
 
@@ -113,7 +120,10 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     if getattr(config, "lr_schedule", "constant") is None:  # see usual_lr_schedule
         config = dataclasses.replace(config, lr_schedule="constant")  # type: ignore[arg-type]
     ids = [str(index) for index in range(flags.population)]
-    shaping = offered_shaping(flags, config, here=flags.launcher == "local")
+    here, shapes = flags.launcher == "local", changes_shaping(flags, config)
+    named = here and bool(given_names(flags))  # other machines have other devices, perhaps
+    spec = spec_of_members(config, here=here) if shapes or named else None
+    shaping = spec.shaping_hyperparameters if spec is not None and shapes else {}
     rules = rules_of(config, flags, ids, shaping, np.random.default_rng(0))
     return PopulationSettings(
         flags.population,
@@ -128,7 +138,25 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
         ),
         ranges("pbt_initial", flags.pbt_initial),
         flags.max_member_restarts,
+        () if spec is None or not named else tuple(_without_effect(flags, config, spec)),
     )
+
+
+def _without_effect(flags: PbtFlags, config: AnyConfig, spec: EnvSpec) -> Iterator[str]:
+    """Yield what the user is told of hyperparameters whose change has no effect in the members'
+    runs, in the environment of ``spec``. Raises ConfigError for runs that are not possible."""
+    import numpy as np
+
+    from sampleforge.populations.rules import rules_of, without_effect
+    from sampleforge.run.beginning import plan_run
+    from sampleforge.run.unused import Resolved
+    from sampleforge.topologies.registry import pairing
+
+    plan = plan_run(pairing(config), config, spec)
+    ids = [str(index) for index in range(flags.population)]
+    offered = spec.shaping_hyperparameters
+    rules = rules_of(plan.resolved, flags, ids, offered, np.random.default_rng(0))
+    return without_effect(Resolved(plan.config, plan.sizes, spec), flags, rules)
 
 
 def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:

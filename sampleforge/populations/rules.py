@@ -26,7 +26,7 @@ from sampleforge.populations.rounds import (
     first_values,
 )
 from sampleforge.run.unused import ONLY_WHILE_IT_CHANGES, Resolved, stages, unread
-from sampleforge.spec import ENV_PREFIX
+from sampleforge.spec import ENV_PREFIX, EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import (
     PbtConfig,
@@ -118,14 +118,14 @@ def warnings_of(session: Session, flags: PbtRulesConfig, rules: Rules) -> Iterat
     steps = session.resolved.train_for_env_steps
     if (text := warning_of_start(flags.pbt_start, len(rules.first), steps)) is not None:
         yield text
-    for text in _without_effect(session, flags, rules):
+    run = Resolved(session.run_plan.config, session.plan, session.spec)
+    for text in without_effect(run, flags, rules):
         yield f"--pbt: {text}"
 
 
-def _without_effect(session: Session, flags: PbtRulesConfig, rules: Rules) -> Iterator[str]:
+def without_effect(run: Resolved, flags: PbtRulesConfig, rules: Rules) -> Iterator[str]:
     """Yield a sentence for each hyperparameter that the ``flags`` name and that changes nothing in
-    the session's run: nothing reads it, or every perturbation leaves it as it is."""
-    run = Resolved(session.run_plan.config, session.plan, session.spec)
+    the members' ``run``: nothing reads it, or every perturbation leaves it as it is."""
     in_turn = stages(run, ({}, *rules.first))
     for name in sorted(given_names(flags)):
         reason = None if name in ONLY_WHILE_IT_CHANGES else unread(name, in_turn)
@@ -229,23 +229,26 @@ def given_names(flags: PbtRulesConfig) -> set[str]:
     return {*map(hyperparameter, (*flags.pbt_perturb, *flags.pbt_bounds, *flags.pbt_initial))}
 
 
-def offered_shaping(flags: PbtRulesConfig, config: AnyConfig, *, here: bool) -> Mapping[str, float]:
-    """Return the numbers by which the environment offers to shape its rewards, which the population
-    perturbs: none if it perturbs only other hyperparameters, or if runs of the algorithm cannot
-    change them. ``here``: the runs are processes of this machine. Raises EnvProbeError if the
-    environment does not work."""
+def changes_shaping(flags: PbtRulesConfig, config: AnyConfig) -> bool:
+    """Return whether a population of runs perturbs the numbers by which an environment may offer to
+    shape its rewards: not if the ``flags`` name only other hyperparameters. Raises ConfigError if
+    they name such numbers, and runs of the algorithm cannot change them."""
     changes = any(name.startswith(ENV_PREFIX) for name in given_names(flags))
-    if not isinstance(config, PbtConfig):
-        if changes:
-            raise ConfigError(
-                f"{ENV_PREFIX}...: {config.algo} cannot change the numbers by which an environment "
-                "shapes its rewards; leave them out, or use appo or apex"
-            )
-        return {}
-    if flags.pbt_perturb and not changes:
-        return {}
+    if isinstance(config, PbtConfig):
+        return changes or not flags.pbt_perturb
+    if changes:
+        raise ConfigError(
+            f"{ENV_PREFIX}...: {config.algo} cannot change the numbers by which an environment "
+            "shapes its rewards; leave them out, or use appo or apex"
+        )
+    return False
+
+
+def spec_of_members(config: AnyConfig, *, here: bool) -> EnvSpec:
+    """Return the spec of the environment of a population of runs. ``here``: the runs are processes
+    of this machine. Raises EnvProbeError if the environment does not work."""
     try:
-        return probe(config).shaping_hyperparameters
+        return probe(config)
     except EnvProbeError as error:
         if here:
             raise

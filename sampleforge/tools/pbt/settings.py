@@ -26,13 +26,15 @@ from sampleforge.topologies.config import AnyConfig
 class PopulationSettings:
     """What a population is. ``config``: the members', without a run folder; ``first``: the ranges
     from which their first hyperparameters are drawn; ``max_restarts``: times in a row that a member
-    may die without any progress."""
+    may die without any progress; ``without_effect``: what the user is told of hyperparameters whose
+    change has none."""
 
     size: int
     config: AnyConfig
     rules: MemberRules
     first: Mapping[str, Bounds] = field(default_factory=dict)
     max_restarts: int = 5
+    without_effect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         config = self.config
@@ -60,12 +62,13 @@ class PopulationSettings:
             )
 
     @property
-    def warning(self) -> str | None:
-        """What the user is warned of if no member lives to see a round that changes it; else
-        None."""
+    def warnings(self) -> list[str]:
+        """What the user is warned of: that no member lives to see a round that changes it, and what
+        is `without_effect`."""
         period = self.rules.period
         first = max(1, -(-self.rules.start // period)) * period  # the first multiple from it on
-        return warning_of_start(first, 1, self.config.train_for_env_steps)
+        late = warning_of_start(first, 1, self.config.train_for_env_steps)
+        return [*([] if late is None else [late]), *self.without_effect]
 
 
 def opened(

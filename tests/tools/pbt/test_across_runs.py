@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from sampleforge.cli import main
+from sampleforge.cli.flags import parse
+from sampleforge.cli.pbt import PbtFlags, population_settings
 from sampleforge.config import ConfigError
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
@@ -248,8 +250,8 @@ def test_a_population_that_ends_before_its_first_round_is_warned_of(
 ) -> None:
     rules = replace(RULES, start=start, period=period)
     settings = replace(SETTINGS, config=replace(CONFIG, train_for_env_steps=6000), rules=rules)
-    found = settings.warning
-    assert found is None if said is None else found is not None and said in found
+    assert [said in text for text in settings.warnings if said] == [True] * (said is not None)
+    assert len(settings.warnings) == (said is not None)
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
@@ -437,3 +439,35 @@ def test_ctrl_c_ends_all_members_with_checkpoints(start_cli: StartCli, tmp_path:
         outcome = read_outcome(run_dir)
         assert outcome is not None and outcome.status == "interrupted"
         assert list((run_dir / "checkpoints").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--pbt-perturb", "vtrace-rho", "learning-rate"],
+            ["vtrace_rho has no effect: it is for --advantage vtrace, and gae was chosen"],
+        ),
+        (["--pbt-initial", "vtrace-rho=0.5..2"], ["vtrace_rho has no effect"]),
+        (["--pbt-perturb", "value-clip"], ["value_clip is not perturbed: it is off"]),
+        (["--pbt-perturb", "gamma", "--pbt-bounds", "gamma=0.9..0.99"], []),
+        (["--launcher", "slurm", "--pbt-perturb", "vtrace-rho"], []),
+    ],
+)
+def test_hyperparameters_without_effect_are_told_before_the_members_begin(
+    words: list[str], told: list[str]
+) -> None:
+    flags = parse(PbtFlags, ["--population", "2", "--folder", "p", *words], "pbt", "")
+    config = AppoConfig(env="CartPole-v1", train_for_env_steps=10**9)
+    texts = population_settings(flags, config).warnings
+    assert len(texts) == len(told)
+    assert all(text.startswith(start) for text, start in zip(texts, told, strict=True)), texts
+
+
+def test_the_command_says_what_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.run_jobs", lambda *_, **__: 0)
+    words = ("pbt", "--population", "2", "--folder", str(tmp_path), "--pbt-perturb", "vtrace-rho")
+    main([*words, *SMALL, "--train-for-env-steps", str(10**9)])
+    assert "vtrace_rho has no effect: it is for --advantage vtrace" in capsys.readouterr().out
