@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.populations.lineage import Lineage, position, read
 from sampleforge.populations.rounds import MemberChange, least_episodes
 from sampleforge.run.callback import Callback
@@ -74,12 +74,22 @@ class MemberJob:
 
 def is_finished(state: Published | None, config: AnyConfig) -> bool:
     """Return whether a member with this state has nothing more to do: it is done, and the stop
-    condition of ``config`` has not been raised since."""
+    conditions of ``config`` are those that it ended with, or their limits have been reached."""
     if state is None or not state.done:
         return False
+    if state.until == stop_conditions(config):
+        return True
     steps, seconds = config.train_for_env_steps, config.train_for_seconds
     reached = steps is not None and state.env_steps >= steps
     return reached or (seconds is not None and state.wall_s >= seconds)
+
+
+def stop_conditions(config: AnyConfig) -> tuple[str, ...]:
+    """Return what ends a member's run, as it is typed."""
+    names = ("train_for_env_steps", "train_for_seconds")
+    limits = {name: getattr(config, name) for name in names}
+    typed_limits = [typed(name, limit) for name, limit in limits.items() if limit is not None]
+    return (*typed_limits, *(typed("stop", (text,)) for text in config.stop))
 
 
 @contextmanager
@@ -121,6 +131,9 @@ class MemberRun:
         self._logged = {(event["event"], event["round"]) for event in events}
         self.round = max((event["round"] for event in events), default=0)
         """Number of rounds so far."""
+        scores = [event for event in events if event["event"] == "score"]
+        self._env_steps = scores[-1]["env_steps"] if scores else 0
+        """Env steps at the end of the last round."""
         self._published: Published | None = None
         """The state at the end of the last round of this job."""
 
@@ -165,6 +178,12 @@ class MemberRun:
 
     # ---- a round ----
 
+    @property
+    def due(self) -> int:
+        """Env steps at the end of the next round: the next multiple of the period. Rounds are not
+        counted for that: the end of a run is one wherever it is, and the run may go on later."""
+        return (self._env_steps // self.rules.period + 1) * self.rules.period
+
     def _state(self, *, done: bool) -> Published:
         """Return the state of the member in the newest checkpoint of its run."""
         found = self._latest()
@@ -185,6 +204,7 @@ class MemberRun:
             done=done,
             learned=checkpoint.state["learner"].get("env_steps") if counts else None,
             hyperparameters=hyperparameters_of(checkpoint),
+            until=stop_conditions(self.job.config) if done else (),
         )
 
     def end_round(self, *, done: bool = False) -> MemberChange | None:
@@ -192,6 +212,7 @@ class MemberRun:
         the rules make; None if the member goes on unchanged. ``done``: it is the last round."""
         self.round += 1
         self._published = own = self._state(done=done)
+        self._env_steps = own.env_steps
         score = {
             "event": "score",
             **position(own.member, own.round, own.env_steps, own.wall_s, own.learned),
@@ -267,9 +288,8 @@ class Rounds(Callback):
             self._member.log_start(first, session.resolved.seed)
 
     def on_poll(self, session: Session) -> None:
-        env_steps = session.graph.progress.env_steps
-        due = (self._member.round + 1) * self._member.rules.period
-        if self._ended or env_steps < due or session.graph.progress.done:
+        progress = session.graph.progress
+        if self._ended or progress.env_steps < self._member.due or progress.done:
             return
         session.save()
         self.change = self._member.end_round()

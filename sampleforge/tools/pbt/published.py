@@ -57,7 +57,9 @@ class Published:
 
     ``round``: its number of rounds so far; ``objective``: mean return of its last ``episodes`` of
     its own (None: there are too few); ``done``: it has reached the stop condition; ``learned``: the
-    env steps that have led to its weights (None: its learner does not count them).
+    env steps that have led to its weights (None: its learner does not count them); ``until``: the
+    stop conditions that it ended with, as they are typed (empty: it is not done, or an earlier
+    version has written it).
     """
 
     member: str
@@ -70,6 +72,7 @@ class Published:
     done: bool = False
     learned: int | None = None
     hyperparameters: dict[str, float | bool | None] = field(default_factory=dict)
+    until: tuple[str, ...] = ()
 
     def as_member(self) -> Member:
         """Return the member as the rules see it."""

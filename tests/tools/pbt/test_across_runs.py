@@ -224,6 +224,34 @@ def test_a_later_stop_condition_lets_finished_members_go_on(tmp_path: Path) -> N
     assert all(m.published and m.published.env_steps >= 4000 for m in population.members())
 
 
+def test_finished_members_rest_until_a_stop_condition_changes(tmp_path: Path) -> None:
+    """Also those that a condition on a metric has ended, before their env steps."""
+    early = replace(CONFIG, stop=("episodes>=5",), report_interval=0.01)
+    settings = replace(SETTINGS, config=replace(early, train_for_env_steps=10**6))
+    run(new_population(tmp_path, JobsAtOnce(limit=2), settings))
+    again = JobsAtOnce(limit=2)
+    assert new_population(tmp_path, again, settings).done and not again.started
+    for more in ({"stop": ("episodes>=9",)}, {"stop": ()}, {"train_for_env_steps": 10**5}):
+        changed = replace(settings, config=replace(settings.config, **more))
+        assert not new_population(tmp_path, JobsAtOnce(limit=2), changed).done
+
+
+def test_members_that_a_version_without_their_stop_conditions_has_finished_rest(
+    tmp_path: Path,
+) -> None:
+    config = replace(CONFIG, train_for_env_steps=300)
+    settings = replace(SETTINGS, config=config)
+    run(new_population(tmp_path, JobsAtOnce(limit=2), settings))
+    for member in "01":
+        path = tmp_path / "population" / "published" / f"{member}.json"
+        state = json.loads(path.read_text())
+        del state["until"]
+        path.write_text(json.dumps(state))
+    assert new_population(tmp_path, JobsAtOnce(limit=2), settings).done
+    longer = replace(settings, config=replace(config, train_for_env_steps=600))
+    assert not new_population(tmp_path, JobsAtOnce(limit=2), longer).done
+
+
 @pytest.mark.long
 def test_members_may_join_later(tmp_path: Path) -> None:
     run(new_population(tmp_path, JobsAtOnce(limit=2)))

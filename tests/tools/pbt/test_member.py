@@ -275,6 +275,20 @@ def test_events_that_a_killed_job_has_not_written_are_written_by_the_next(tmp_pa
     assert logged == ["start", "score", "explore"]
 
 
+def test_a_member_that_goes_on_after_its_end_skips_no_round(tmp_path: Path) -> None:
+    """The end is a round, too, wherever it is."""
+    config = replace(small(tmp_path, AppoConfig, "0", 1), train_for_env_steps=1500)
+    job = MemberJob(tmp_path, "0", config, replace(RULES, turns=False))
+    assert MemberRun(job).run() == "finished"
+    longer = replace(config, train_for_env_steps=4000)
+    assert MemberRun(replace(job, config=longer)).run() == "finished"
+    scores = [e for e in lineage.read(lineage_file(tmp_path, "0")) if e["event"] == "score"]
+    steps = [score["env_steps"] for score in scores]
+    late = [got - due for got, due in zip(steps, (1000, 1500, 2000, 3000, 4000), strict=True)]
+    assert all(0 <= each < 400 for each in late), steps
+    assert [score["round"] for score in scores] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.long
 def test_a_second_job_leaves_a_finished_member_as_it_is(tmp_path: Path) -> None:
     """Until the stop condition is raised."""
