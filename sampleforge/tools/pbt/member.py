@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,10 @@ class MemberRun:
         process, say) has started this one beside it."""
         try:
             self._complete_lineage()
-            if is_finished(self.states.read().get(self.id), self.job.config):
+            state = self.states.of(self.id)
+            if is_finished(state, self.job.config):
                 return "finished"
+            self._make_up(state)
             while True:
                 rounds = Rounds(self)
                 status = train(self.job.config, [rounds])
@@ -205,6 +207,7 @@ class MemberRun:
             learned=checkpoint.state["learner"].get("env_steps") if counts else None,
             hyperparameters=hyperparameters_of(checkpoint),
             until=stop_conditions(self.job.config) if done else (),
+            decided=done or entry.env_steps < self.rules.start,
         )
 
     def end_round(self, *, done: bool = False) -> MemberChange | None:
@@ -222,9 +225,20 @@ class MemberRun:
         }
         self.log(score)
         self.states.publish(own, self.store.folder)
-        if done or own.env_steps < self.rules.start:
-            return None
-        return decide(self.id, self.round, self.states.read(), self.rules)
+        return None if own.decided else self._decide()
+
+    def _decide(self) -> MemberChange | None:
+        """Return the change that the rules make of the member after its last round, if any."""
+        change = decide(self.id, self.round, self.states.read(), self.rules)
+        if change is None:
+            self._settle()
+        return change
+
+    def _settle(self) -> None:
+        """Publish that the member is what the round has made of it."""
+        assert self._published is not None, "a round has ended"
+        self._published = replace(self._published, decided=True)
+        self.states.replace(self._published)
 
     def log_start(self, hyperparameters: Mapping[str, Any], seed: int | None) -> None:
         """Log the beginning of the member. ``seed``: of its run."""
@@ -244,7 +258,24 @@ class MemberRun:
 
     # ---- a change ----
 
+    def _make_up(self, state: Published | None) -> None:
+        """Make the change of the last round if an earlier job was ended before it had made it.
+        ``state``: what it has published."""
+        found = self._latest()
+        if state is None or state.decided or state.round != self.round or found is None:
+            return
+        self._published = state
+        if found[0].state.get("across_runs", {}).get("round") == self.round:
+            self._settle()  # it ended after that checkpoint
+        elif (change := self._decide()) is not None:
+            self._apply(change)
+
     def _apply(self, change: MemberChange) -> None:
+        """Make a change, and publish that it has been made."""
+        self._change(change)
+        self._settle()
+
+    def _change(self, change: MemberChange) -> None:
         """Write the checkpoint of the changed member, and then its events."""
         found = self._latest()
         assert found is not None and self._published is not None, "a round has ended"

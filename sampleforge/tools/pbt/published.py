@@ -59,7 +59,8 @@ class Published:
     its own (None: there are too few); ``done``: it has reached the stop condition; ``learned``: the
     env steps that have led to its weights (None: its learner does not count them); ``until``: the
     stop conditions that it ended with, as they are typed (empty: it is not done, or an earlier
-    version has written it).
+    version has written it); ``decided``: the change that the round makes has been made, or it makes
+    none.
     """
 
     member: str
@@ -73,6 +74,7 @@ class Published:
     learned: int | None = None
     hyperparameters: dict[str, float | bool | None] = field(default_factory=dict)
     until: tuple[str, ...] = ()
+    decided: bool = True
 
     def as_member(self) -> Member:
         """Return the member as the rules see it."""
@@ -102,6 +104,10 @@ class PublishedStates:
         for pattern in (f".{state.member}-", f".{state.member}.json."):
             for leftover in self._folder.glob(f"{pattern}*{TEMPORARY_SUFFIX}"):
                 leftover.unlink(missing_ok=True)  # of a member that was killed
+
+    def replace(self, state: Published) -> None:
+        """Publish a state with the same checkpoint again. Raises OSError."""
+        write_json(self._folder / f"{state.member}.json", asdict(state), indent=None)
 
     def read(self) -> dict[str, Published]:
         """Return the newest state of each member that has published one, by its id."""

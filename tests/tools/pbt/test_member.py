@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,36 @@ def test_a_member_that_goes_on_after_its_end_skips_no_round(tmp_path: Path) -> N
     late = [got - due for got, due in zip(steps, (1000, 1500, 2000, 3000, 4000), strict=True)]
     assert all(0 <= each < 400 for each in late), steps
     assert [score["round"] for score in scores] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("killed", ["before", "after"])
+def test_a_member_that_is_killed_in_a_change_makes_it_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """Before its checkpoint is written, or after it. It is made once."""
+    jobs = [MemberJob(tmp_path, m, small(tmp_path, AppoConfig, m, int(m)), RULES) for m in "10"]
+    assert MemberRun(jobs[0]).run() == "stopped"
+    path = tmp_path / "published" / "1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
+    member = MemberRun(jobs[1])
+    save = member.store.save_state
+
+    def die(*args: Any) -> None:
+        if killed == "after":
+            save(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(member.store, "save_state", die)
+    with pytest.raises(KeyboardInterrupt):
+        member.run()
+    assert MemberRun(jobs[1]).run() == "stopped"
+    events = [(e["event"], e["round"]) for e in lineage.read(lineage_file(tmp_path, "0"))]
+    changes = [("exploit", 1), ("explore", 1)]
+    assert events[:5] == [("start", 0), ("score", 1), *changes, ("score", 2)]
+    assert events[5:] in ([], [("exploit", 2), ("explore", 2)])
+    assert MemberRun(jobs[1]).run() == "stopped"
+    again = [(e["event"], e["round"]) for e in lineage.read(lineage_file(tmp_path, "0"))]
+    assert len(again) == len(set(again)) and again[: len(events)] == events
 
 
 @pytest.mark.long
