@@ -146,6 +146,14 @@ class SweepSpec:
                 return list(choice) if isinstance(choice, tuple) else choice
         return value
 
+    def values_of(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the searched settings in the run of a trial with the ``chosen`` ones
+        (`encoded`), as JSON has them. They may be others than the file's: YAML reads 1e-4 as a
+        text."""
+        fields = flat_fields(self.config(chosen))
+        own = {name: fields[name] for name in chosen}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in own.items()}
+
     def allows(self, name: str, value: Any) -> bool:
         """Return whether a setting may have an `encoded` value."""
         values = self.search.get(name)

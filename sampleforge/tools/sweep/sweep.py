@@ -313,11 +313,10 @@ class Sweep:
         best = best_trial(every, self._spec.method.direction)
         found = None
         if best is not None:
-            params = {n: self._spec.decoded(n, v) for n, v in best.params.items()}
             found = {
                 "trial": best.number,
                 "value": best.value,
-                "params": params,
+                "params": self._spec.values_of(best.params),
                 "run_dir": f"{_TRIALS}/{best.number:04d}",
             }
         summary = {

@@ -41,6 +41,27 @@ search:
     assert read.num_trials == 20
 
 
+def test_the_values_of_a_trial_are_those_that_its_run_has(tmp_path: Path) -> None:
+    """YAML reads 1e-4 as a text, and the config of the run as a number."""
+    text = f"""
+algo: appo
+{CONFIG}
+search:
+  learning_rate: {{choices: [0.001, 1e-4]}}
+  num_epochs: {{choices: [1, 2e0]}}
+  model.hidden_sizes: {{choices: [[32], [64, 64]]}}
+  exploration: {{choices: [entropy, symmetric_kl]}}
+"""
+    read = spec(tmp_path, text)
+    trials = [read.values_of({name: read.grid(name)[at] for name in read.search}) for at in (0, 1)]
+    names = ("learning_rate", "num_epochs", "model.hidden_sizes", "exploration")
+    assert [[trial[name] for name in names] for trial in trials] == [
+        [0.001, 1, [32], "entropy"],
+        [1e-4, 2, [64, 64], "symmetric_kl"],
+    ]
+    assert [type(trial["num_epochs"]) for trial in trials] == [int, int]
+
+
 def test_a_grid_has_all_combinations(tmp_path: Path) -> None:
     text = f"""
 algo: appo

@@ -202,6 +202,14 @@ def test_trials_that_are_worse_than_the_median_are_pruned(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+def test_the_result_has_a_number_that_yaml_reads_as_a_text(tmp_path: Path) -> None:
+    searched = "search: {gamma: {choices: [0.5, 99e-2]}}"
+    text = f"algo: appo\nsampler: grid\nconfig: {{env: E, train_for_env_steps: 1000}}\n{searched}\n"
+    summary = run(new_sweep(tmp_path, FakeJobs(), text))
+    assert summary["best"]["params"] == {"gamma": 0.99}
+    assert json.loads((tmp_path / "sweep" / "results.json").read_text()) == summary
+
+
 def test_hyperband_stops_trials_early_and_never_the_best(tmp_path: Path) -> None:
     """Return grows with gamma at every point, so a trial with the highest gamma of all so far is
     better than those before, and is not pruned."""
