@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
-    from sampleforge.spec import EnvSpec
     from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.pbt.across_runs import Population
     from sampleforge.tools.pbt.settings import PopulationSettings
@@ -109,20 +108,20 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     from sampleforge.populations.rules import (
         changes_shaping,
         check_own,
-        given_names,
         rules_of,
         spec_of_members,
     )
     from sampleforge.tools.pbt.member_change import MemberRules
-    from sampleforge.tools.pbt.settings import PopulationSettings
+    from sampleforge.tools.pbt.settings import PopulationSettings, told_of
 
     check_own(config)
     if getattr(config, "lr_schedule", "constant") is None:  # see usual_lr_schedule
         config = dataclasses.replace(config, lr_schedule="constant")  # type: ignore[arg-type]
     ids = [str(index) for index in range(flags.population)]
     here, shapes = flags.launcher == "local", changes_shaping(flags, config)
-    named = here and bool(given_names(flags))  # other machines have other devices, perhaps
-    spec = spec_of_members(config, here=here) if shapes or named else None
+    # Jobs elsewhere may have other devices and simulators: nothing is told of theirs.
+    told = here and bool(flags.pbt_perturb or flags.pbt_bounds or flags.pbt_initial)
+    spec = spec_of_members(config, here=here) if shapes or told else None
     shaping = spec.shaping_hyperparameters if spec is not None and shapes else {}
     rules = rules_of(config, flags, ids, shaping, np.random.default_rng(0))
     return PopulationSettings(
@@ -138,25 +137,8 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
         ),
         ranges("pbt_initial", flags.pbt_initial),
         flags.max_member_restarts,
-        () if spec is None or not named else tuple(_without_effect(flags, config, spec)),
+        () if spec is None or not told else told_of(config, flags, flags.population, spec),
     )
-
-
-def _without_effect(flags: PbtFlags, config: AnyConfig, spec: EnvSpec) -> Iterator[str]:
-    """Yield what the user is told of hyperparameters whose change has no effect in the members'
-    runs, in the environment of ``spec``. Raises ConfigError for runs that are not possible."""
-    import numpy as np
-
-    from sampleforge.populations.rules import rules_of, without_effect
-    from sampleforge.run.beginning import plan_run
-    from sampleforge.run.unused import Resolved
-    from sampleforge.topologies.registry import pairing
-
-    plan = plan_run(pairing(config), config, spec)
-    ids = [str(index) for index in range(flags.population)]
-    offered = spec.shaping_hyperparameters
-    rules = rules_of(plan.resolved, flags, ids, offered, np.random.default_rng(0))
-    return without_effect(Resolved(plan.config, plan.sizes, spec), flags, rules)
 
 
 def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:

@@ -25,7 +25,7 @@ def write_run(folder: Path, reports: int = 20, *, scale: float = 1.0, **more: An
     return folder
 
 
-def of_policies(**policies: Mapping[str, float]) -> dict[str, float]:
+def of_policies(**policies: Mapping[str, float]) -> dict[str, Any]:
     """The scalars of the policies of a report, with those that every policy has."""
     return {
         f"{policy}/{name}": value

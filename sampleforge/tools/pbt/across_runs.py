@@ -26,7 +26,7 @@ from sampleforge.runtime.causes import causes
 from sampleforge.runtime.files import write_json
 from sampleforge.tools.jobs.jobs import Jobs, LaunchFailed
 from sampleforge.tools.jobs.training_job import forget_outcome, newest_env_steps, read_outcome
-from sampleforge.tools.pbt.member import MemberJob, is_finished
+from sampleforge.tools.pbt.member import MemberJob
 from sampleforge.tools.pbt.member_change import shaping_of
 from sampleforge.tools.pbt.published import (
     PUBLISHED,
@@ -78,7 +78,7 @@ class Population:
         self._merged = MergedLineage(folder, self._ids)
         self._failures = 0
         for member, state in self._states.read().items():
-            if member in self._members and is_finished(state, settings.config):
+            if member in self._members and state.is_finished(settings.config):
                 self._members[member].state = "finished"
 
     # ---- running ----

@@ -20,13 +20,13 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sampleforge.config import ConfigError, typed
+from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import Lineage, position, read
 from sampleforge.populations.rounds import MemberChange, least_episodes
 from sampleforge.run.callback import Callback
@@ -70,26 +70,6 @@ class MemberJob:
     def __call__(self) -> None:
         with _only_job(self.folder / PUBLISHED, self.member):
             with_outcome(run_folder(self.folder, self.member), lambda: MemberRun(self).run())
-
-
-def is_finished(state: Published | None, config: AnyConfig) -> bool:
-    """Return whether a member with this state has nothing more to do: it is done, and the stop
-    conditions of ``config`` are those that it ended with, or their limits have been reached."""
-    if state is None or not state.done:
-        return False
-    if state.until == stop_conditions(config):
-        return True
-    steps, seconds = config.train_for_env_steps, config.train_for_seconds
-    reached = steps is not None and state.env_steps >= steps
-    return reached or (seconds is not None and state.wall_s >= seconds)
-
-
-def stop_conditions(config: AnyConfig) -> tuple[str, ...]:
-    """Return what ends a member's run, as it is typed."""
-    names = ("train_for_env_steps", "train_for_seconds")
-    limits = {name: getattr(config, name) for name in names}
-    typed_limits = [typed(name, limit) for name, limit in limits.items() if limit is not None]
-    return (*typed_limits, *(typed("stop", (text,)) for text in config.stop))
 
 
 @contextmanager
@@ -144,7 +124,7 @@ class MemberRun:
         try:
             self._complete_lineage()
             state = self.states.of(self.id)
-            if is_finished(state, self.job.config):
+            if state is not None and state.is_finished(self.job.config):
                 return "finished"
             self._make_up(state)
             while True:
@@ -195,7 +175,7 @@ class MemberRun:
         rated = len(returns) >= least_episodes(self.job.config.metrics_window)
         # What a Q-learner draws from its replay has no env steps of its own.
         counts = not isinstance(self.job.config, ReplayRunConfig)
-        return Published(
+        state = Published(
             member=self.id,
             round=self.round,
             env_steps=entry.env_steps,
@@ -203,12 +183,11 @@ class MemberRun:
             objective=float(np.mean(returns)) if rated else None,
             episodes=len(returns),
             checkpoint=entry.file,
-            done=done,
             learned=checkpoint.state["learner"].get("env_steps") if counts else None,
             hyperparameters=hyperparameters_of(checkpoint),
-            until=stop_conditions(self.job.config) if done else (),
             decided=done or entry.env_steps < self.rules.start,
         )
+        return state.ended_by(self.job.config) if done else state
 
     def end_round(self, *, done: bool = False) -> MemberChange | None:
         """End a round, whose checkpoint has been written: publish it, and return the change that
@@ -237,8 +216,7 @@ class MemberRun:
     def _settle(self) -> None:
         """Publish that the member is what the round has made of it."""
         assert self._published is not None, "a round has ended"
-        self._published = replace(self._published, decided=True)
-        self.states.replace(self._published)
+        self.states.settle(self._published)
 
     def log_start(self, hyperparameters: Mapping[str, Any], seed: int | None) -> None:
         """Log the beginning of the member. ``seed``: of its run."""

@@ -23,15 +23,16 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sampleforge.config import from_plain
+from sampleforge.config import from_plain, typed
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import Member
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, decode
 from sampleforge.runtime.files import TEMPORARY_SUFFIX, write_json
+from sampleforge.topologies.config import AnyConfig
 
 RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
 """Folders of a population: the run folders of its members, what they publish, their lineages."""
@@ -76,9 +77,28 @@ class Published:
     until: tuple[str, ...] = ()
     decided: bool = True
 
+    def ended_by(self, config: AnyConfig) -> Published:
+        """Return the state of the member when a stop condition of ``config`` has ended its run."""
+        return replace(self, done=True, until=_stop_conditions(config))
+
+    def is_finished(self, config: AnyConfig) -> bool:
+        """Return whether the member has nothing more to do: it is done, and the stop conditions of
+        ``config`` are those that it ended with, or their limits have been reached."""
+        steps, seconds = config.train_for_env_steps, config.train_for_seconds
+        reached = steps is not None and self.env_steps >= steps
+        reached = reached or (seconds is not None and self.wall_s >= seconds)
+        return self.done and (reached or self.until == _stop_conditions(config))
+
     def as_member(self) -> Member:
         """Return the member as the rules see it."""
         return Member(self.member, self.objective, self.hyperparameters, self.env_steps)
+
+
+def _stop_conditions(config: AnyConfig) -> tuple[str, ...]:
+    """Return what ends a member's run, as it is typed."""
+    limits = {n: getattr(config, n) for n in ("train_for_env_steps", "train_for_seconds")}
+    given = [typed(name, limit) for name, limit in limits.items() if limit is not None]
+    return (*given, *(typed("stop", (text,)) for text in config.stop))
 
 
 class PublishedStates:
@@ -105,9 +125,10 @@ class PublishedStates:
             for leftover in self._folder.glob(f"{pattern}*{TEMPORARY_SUFFIX}"):
                 leftover.unlink(missing_ok=True)  # of a member that was killed
 
-    def replace(self, state: Published) -> None:
-        """Publish a state with the same checkpoint again. Raises OSError."""
-        write_json(self._folder / f"{state.member}.json", asdict(state), indent=None)
+    def settle(self, state: Published) -> None:
+        """Publish a state again, as ``decided``. Raises OSError."""
+        plain = asdict(replace(state, decided=True))
+        write_json(self._folder / f"{state.member}.json", plain, indent=None)
 
     def read(self) -> dict[str, Published]:
         """Return the newest state of each member that has published one, by its id."""

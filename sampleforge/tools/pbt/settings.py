@@ -13,13 +13,18 @@ import numpy as np
 
 from sampleforge.config import ConfigError, difference, typed
 from sampleforge.populations.rounds import Bounds, first_values
-from sampleforge.populations.rules import warning_of_start
+from sampleforge.populations.rules import rules_of, warning_of_start, without_effect
+from sampleforge.run.beginning import plan_run
 from sampleforge.run.folder.kinds import POPULATION
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
 from sampleforge.run.folder.versions import left_open, translated
+from sampleforge.run.unused import Resolved
 from sampleforge.runtime.files import to_json, write_json
+from sampleforge.spec import EnvSpec
 from sampleforge.tools.pbt.member_change import MemberRules
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.population_config import PbtRulesConfig
+from sampleforge.topologies.registry import pairing
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,16 @@ class PopulationSettings:
         first = max(1, -(-self.rules.start // period)) * period  # the first multiple from it on
         late = warning_of_start(first, 1, self.config.train_for_env_steps)
         return [*([] if late is None else [late]), *self.without_effect]
+
+
+def told_of(config: AnyConfig, flags: PbtRulesConfig, size: int, spec: EnvSpec) -> tuple[str, ...]:
+    """Return what the user is told of hyperparameters whose change has no effect in the members'
+    runs. ``config``: theirs; ``size``: their number; ``spec``: of their environment. Raises
+    ConfigError for runs that are not possible."""
+    plan = plan_run(pairing(config), config, spec)
+    ids, offered = [str(index) for index in range(size)], spec.shaping_hyperparameters
+    rules = rules_of(plan.resolved, flags, ids, offered, np.random.default_rng(0))
+    return tuple(without_effect(Resolved(plan.config, plan.sizes, spec), flags, rules))
 
 
 def opened(

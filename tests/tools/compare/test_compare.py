@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from tests.support.reports import make_run
 Capture = pytest.CaptureFixture[str]
 
 
-def run_with(
-    path: Path, returns: list[float], more: Mapping[str, float] | None = None, **settings: Any
-) -> str:
+def run_with(path: Path, returns: list[float], more: Any = None, **settings: Any) -> str:
     """A run with these evaluations, one every 100 env steps; ``more``: other scalars of each."""
     reports = [
         {

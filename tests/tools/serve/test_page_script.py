@@ -173,7 +173,7 @@ def test_the_charts_that_the_user_chose_stay_and_are_in_the_address(tmp_path: Pa
 
 def test_only_policies_have_a_line_of_their_own(tmp_path: Path) -> None:
     """Not what has a slash in its name; a fill of slots is the mean of the policies."""
-    odd = {"env_level/loss": 3.0, "env_level/ready_slots_fill": 1.0}
+    odd: dict[str, Any] = {"env_level/loss": 3.0, "env_level/ready_slots_fill": 1.0}
     own = [{"loss": 1.0, "ready_slots_fill": fill} for fill in (0.2, 0.4)]
     fills = of_policies(a=own[0], b={**own[1], "x/y": 1.0})
     write_run(tmp_path / "one", **odd)
