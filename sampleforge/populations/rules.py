@@ -85,7 +85,6 @@ def rules_of(
             f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
             f"{', '.join(sorted(defaults))}"
         )
-    _check_initial(initial, bounds)
     try:
         perturbed = explore_rule(
             variant,
@@ -97,6 +96,7 @@ def rules_of(
     except ValueError as error:
         raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
     _check_bounds(bounds, perturbed)
+    _check_initial(initial, bounds)
     given: dict[str, Any] = {}
     if flags.pbt_perturb_chance is not None:
         given["chance"] = flags.pbt_perturb_chance
