@@ -238,7 +238,7 @@ def test_an_id_of_a_package_and_a_file_by_its_relative_path(
     (tmp_path / "moon.json").write_text('{"gravity": 1.6}')
     (tmp_path / "run.yaml").write_text("env_kwargs: {settings: moon.json}\nnum_workers: 1\n")
     before = {path.name for path in tmp_path.iterdir()}
-    flags = "--config run.yaml --train-for-env-steps 500 --run-dir run --quiet"
+    flags = "--config run.yaml --train-for-env-steps 2000 --run-dir run --quiet"
     check = "--env-kwargs settings=moon.json --seconds 0.2"
     done = run_cli("train", "appo", "--env", "pole_games:Pole-v0", *flags.split())
     assert done.returncode == 0, done.stderr
