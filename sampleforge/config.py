@@ -121,10 +121,12 @@ def check_range(
         value = getattr(config, name)
         if value is None:
             continue
-        enough = value > low if above else value >= low
-        if not (math.isfinite(value) and enough and value <= high):
+        inside = (value > low if above else value >= low) and value <= high
+        if not (math.isfinite(value) and inside):
             flag = typed(f"{getattr(config, 'flag_prefix', '')}{name}", value)
-            raise ConfigError(f"{flag}: must be {_range_text(low, high, above)}")
+            raise ConfigError(
+                f"{flag}: must be {'finite' if inside else _range_text(low, high, above)}"
+            )
 
 
 LARGEST_SEED = 2**32 - 1

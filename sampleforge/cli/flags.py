@@ -295,21 +295,22 @@ def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
     """Return ``args`` in the form that the parser of ``cls`` takes.
 
     The flags of a ``bool | None`` field get a value, so that they are typed like all other switches
-    (--async-rl, --no-async-rl). Whole numbers, which may be typed as 1e6, are written in digits. A
-    list of texts, or of pairs, that is given in parts (--stop A --stop B) is put together."""
+    (--async-rl, --no-async-rl). Whole numbers, which may be typed as 1e6, are written in digits,
+    and the value none of a number that may be left out as None. A list of texts, or of pairs, that
+    is given in parts (--stop A --stop B) is put together."""
     args = _with_whole_lists(cls, args)
-    switches, numbers = _optional_switches(cls), _whole_numbers(cls)
+    switches, numbers = _optional_switches(cls), _numbers(cls)
     words: list[str] = []
-    is_number = False
+    optional: bool | None = None  # None if the word before takes no number
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         flag, value = switches.get(arg.replace("_", "-"), (arg, None))
         has_value = value == "True" and following in ("True", "False", "None")
         name, equals, given = arg.partition("=")
-        if is_number:
-            arg = _digits(arg)
+        if optional is not None:
+            arg = _number(arg, optional)
         elif equals and name.replace("_", "-") in numbers:
-            arg = f"{name}={_digits(given)}"
-        is_number = arg.replace("_", "-") in numbers
+            arg = f"{name}={_number(given, numbers[name.replace('_', '-')])}"
+        optional = numbers.get(arg.replace("_", "-"))
         words += [arg] if value is None or has_value else [flag, value]
     return words
 
@@ -346,20 +347,24 @@ def _lists_of_texts(cls: type[Any]) -> set[str]:
     }
 
 
-def _digits(text: str) -> str:
-    """Return a whole number written in digits, and any other text unchanged."""
+def _number(text: str, optional: bool) -> str:
+    """Return a whole number written in digits, none and null as None if the flag is ``optional``,
+    and any other text unchanged."""
+    if optional and text.lower() in ("none", "null"):
+        return "None"
     number = whole_number(text)
     return text if number is None else str(number)
 
 
-def _whole_numbers(cls: type[Any], prefix: str = "") -> set[str]:
-    """Return the flags of ``cls`` whose value is a whole number."""
-    flags: set[str] = set()
+def _numbers(cls: type[Any], prefix: str = "") -> dict[str, bool]:
+    """Return the flags of ``cls`` that take a number, each with whether it may be None."""
+    flags: dict[str, bool] = {}
     for name, hint in typing.get_type_hints(cls).items():
+        kinds = {hint, *typing.get_args(hint)}
         if dataclasses.is_dataclass(hint):
-            flags |= _whole_numbers(typing.cast("type[Any]", hint), f"{prefix}{name}.")
-        elif hint is int or set(typing.get_args(hint)) == {int, type(None)}:
-            flags.add(f"--{prefix}{name.replace('_', '-')}")
+            flags |= _numbers(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+        elif kinds & {int, float}:
+            flags[f"--{prefix}{name.replace('_', '-')}"] = type(None) in kinds
     return flags
 
 

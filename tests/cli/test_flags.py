@@ -66,3 +66,22 @@ def test_a_condition_that_is_none_is_refused() -> None:
 def test_reward_clip_takes_a_number_sign_or_none(algo: str, value: str) -> None:
     clip = parse_config(algo, ["--env", "CartPole-v1", "--reward-clip", value]).reward_clip
     assert clip == {"sign": "sign", "2.5": 2.5, "None": None}[value]
+
+
+@pytest.mark.parametrize("value", ["none", "None", "null"])
+def test_none_takes_back_a_limit_of_a_preset(value: str) -> None:
+    given = ["--preset", "breakout", "--train-for-env-steps", "1e7"]
+    for flag in ([f"--train-for-seconds={value}"], ["--train-for-seconds", value]):
+        config = parse_config("appo", [*given, *flag, "--model.initial-log-std", value])
+        assert config.train_for_seconds is None and config.train_for_env_steps == 10_000_000
+        assert config.model.initial_log_std is None
+
+
+def test_a_number_that_must_be_given_is_not_none() -> None:
+    with pytest.raises(ConfigError, match="--gamma none: must be a number"):
+        parse_config("appo", ["--env", "CartPole-v1", "--gamma", "none"])
+
+
+def test_infinity_is_refused_for_what_is_wrong_with_it() -> None:
+    with pytest.raises(ConfigError, match="--train-for-seconds inf: must be finite"):
+        parse_config("appo", ["--env", "CartPole-v1", "--train-for-seconds", "inf"])

@@ -50,6 +50,11 @@ def banner(config: AnyConfig) -> str:
     ends = (config.train_for_env_steps, config.train_for_seconds, config.stop or None)
     if not config.benchmark and getattr(config, "schedule", None) is None and not any(ends):
         lines.append("No stop condition (such as --train-for-env-steps 1e6): trains until Ctrl-C")
+    if config.train_for_env_steps and config.train_for_seconds:
+        lines.append(
+            f"Ends after {number(config.train_for_env_steps)} env steps or "
+            f"{duration(config.train_for_seconds)}, whichever comes first"
+        )
     return "\n".join(lines)
 
 
