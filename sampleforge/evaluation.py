@@ -116,10 +116,10 @@ def evaluate(
     rows, limit = _with_limit(stage, max_episode_steps, None if env or env_kwargs else spec)
     count = episodes or EPISODES
     with ExitStack() as resources:
-        _leave_directory(stage, config, resources)
         contestant = _contestant(
             folder, config, which, policy, onnx, recorded=observers.recorder is not None
         )
+        _leave_directory(stage, config, resources)
         observers.alive()
         envs = _rows(rows, count, seed, spec, contestant, observers, resources)
         resources.callback(limit_threads(1))

@@ -327,6 +327,16 @@ def test_a_policy_plays_in_a_changed_environment(
         evaluate(trained, episodes=8, env="Acrobot-v1")
 
 
+def test_the_path_of_an_onnx_file_is_relative_to_the_callers_directory(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes of CartPole-v1 are played in a scratch directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("policy.onnx").write_text("no protobuf")
+    with pytest.raises(ConfigError, match=r"--onnx policy\.onnx: onnxruntime .* cannot load it"):
+        evaluate(trained, onnx="policy.onnx")
+
+
 def short() -> gym.Env[Any, Any]:
     return gym.make("CartPole-v1", max_episode_steps=10)
 
