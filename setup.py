@@ -30,7 +30,7 @@ EXTRAS = {
     "populations": ["submitit>=1.5", "optuna>=4.0", "openskill>=6.0"],
     "video": ["imageio-ffmpeg>=0.5", "pillow>=10.1", "gymnasium[classic-control]>=1.1"],
     "wandb": ["wandb>=0.19.10"],
-    "trackio": ["trackio>=0.10"],
+    "trackio": ["trackio>=0.25"],
 }
 OLD_MUJOCO = {"robotics", "dm-control"}
 """The extras that do not run on the newest mujoco, which the extra `all` takes."""

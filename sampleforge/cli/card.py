@@ -48,9 +48,10 @@ def run(args: Sequence[str]) -> int:
     check_range(flags, "episodes", low=1)
     if flags.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", flags.repo):
         raise ConfigError(f"--repo {flags.repo}: must be USER/NAME")
+    from sampleforge.cli.outputs import check_folder
     from sampleforge.tools.card import CardRequest, make_card
 
-    out = Path(flags.out) if flags.out is not None else Path(flags.run_dir) / "card"
+    out = check_folder("--out", Path(flags.out or Path(flags.run_dir) / "card"))
     request = CardRequest(flags.episodes, flags.checkpoint, flags.policy, flags.video, flags.repo)
     with flags.watched("card") as (display, alive):
         card = make_card(flags.run_dir, out, request, display, trust=flags.trusted, alive=alive)

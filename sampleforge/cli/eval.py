@@ -42,9 +42,10 @@ def run(args: Sequence[str]) -> int:
     flags = parse(EvalFlags, args, "sampleforge eval", text)
     _check_onnx(flags)
     if flags.video is not None:
+        from sampleforge.cli.outputs import check_file
         from sampleforge.run.camera import FILMED, check_video
 
-        check_video(Path(flags.video))
+        check_video(check_file("--video", flags.video))
         flags = replace(flags, episodes=flags.episodes or FILMED)
 
     result = play(

@@ -42,11 +42,9 @@ class CannotFilm(ConfigError):
 
 
 def check_video(out: Path) -> None:
-    """Raise ConfigError if no video can be written to ``out``."""
+    """Raise ConfigError if ``out`` has another suffix than `SUFFIXES`, or a package is missing."""
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--video {out}: must end in {' or '.join(SUFFIXES)}")
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"--video {out}: there is no folder {out.parent}")
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(

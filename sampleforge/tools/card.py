@@ -79,7 +79,8 @@ def make_card(
     """Write the card of the run in ``run_dir`` into the folder ``out``.
 
     A curve or a video that cannot be made is left out, with a message that says why. Raises
-    ConfigError for a folder that is not the run's or holds other files, and what `evaluate` raises.
+    ConfigError for a folder that is the run's, holds other files or cannot be written, and what
+    `evaluate` raises.
     """
     folder = RunFolder.existing(run_dir)
     if out.resolve() == folder.path.resolve():
@@ -97,15 +98,21 @@ def make_card(
         text = readme(facts, score, curve=curve, video=video)
         write_atomically(out / "README.md", text.encode())
 
-    out.mkdir(parents=True, exist_ok=True)
-    write(curve=False, video=False)  # from here on the folder is known to be a card
-    _copy_run(folder, out, request)
-    has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
-    (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
-    has_video = request.video and _try(
-        display, "video", lambda: _film(folder, out / VIDEO, alive, how)
-    )
-    write(curve=has_curve, video=has_video)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write(curve=False, video=False)  # from here on the folder is known to be a card
+        _copy_run(folder, out, request)
+        has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
+        (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
+        has_video = request.video and _try(
+            display, "video", lambda: _film(folder, out / VIDEO, alive, how)
+        )
+        write(curve=has_curve, video=has_video)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out}: the card is not complete: {error}; make room or give another folder, "
+            "and run the command again"
+        ) from error
     return Card(facts.repo, score)
 
 

@@ -236,6 +236,8 @@ class TrackioRun:
                 auto_log_cpu=False,
                 auto_log_gpu=False,
             )
+        # trackio finds an earlier run by its name, which several may have, and takes the newest.
+        self._run.id = run.earlier.get("id", self._run.id)
         return f"To see this run in trackio: trackio show --project {run.project}"
 
     def report(
@@ -251,7 +253,7 @@ class TrackioRun:
             self._run.log(tagged, step=int(result[f"{prefix}eval_env_steps"]))
 
     def state(self) -> Mapping[str, Any]:
-        return {"name": self._run.name}
+        return {"name": self._run.name, "id": self._run.id}
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         import trackio

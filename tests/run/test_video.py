@@ -210,5 +210,8 @@ def test_a_video_that_cannot_be_written_is_refused_before_anything_is_played(
     assert ".mp4 or .gif" in capfd.readouterr().err
     assert filmed(run, tmp_path / "nowhere" / "x.mp4") == 2
     assert "there is no folder" in capfd.readouterr().err
+    (tmp_path / "folder.mp4").mkdir()
+    assert filmed(run, tmp_path / "folder.mp4") == 2
+    assert "folder.mp4: this is a folder; give the name of a file" in capfd.readouterr().err
     assert main(["eval", str(run), "--video", str(tmp_path / "x.mp4")]) == 2
     assert "add --trust" in capfd.readouterr().err

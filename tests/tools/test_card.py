@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,21 @@ def test_a_card_is_written_anew_but_never_over_other_files(
     assert main([*words, str(card)]) == 2
     assert "is the run itself" in capfd.readouterr().err
     assert before == {path: path.read_bytes() for path in before} and len(before) >= 5
+
+
+@pytest.mark.long
+def test_a_card_that_cannot_be_written_is_said_in_one_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "spec.json")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    words = ["card", str(run), "--trust", "--no-video", "--quiet", "--episodes", "1"]
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    error = capfd.readouterr().err
+    assert f"--out {tmp_path}: the card is not complete: [Errno 28] No space left" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.long

@@ -264,3 +264,34 @@ def test_two_runs_of_trackio_in_one_thread_do_not_end_each_other(tmp_path: Path)
     for name, metrics in logged:
         returns[name] += json.loads(metrics).values()
     assert returns == {"a": [1.0, 2.0, 3], "b": [11.0, 12.0, 3]}
+
+
+SAME_NAME = """
+from pathlib import Path
+from sampleforge.tools.tracking import TrackedRun
+from sampleforge.tools.tracking import TrackioRun
+
+def report(value, earlier):
+    sink = TrackioRun()
+    sink.start(TrackedRun(Path(), "p", "n", None, {}, 0, earlier))
+    sink.report({"return_mean": value}, 1)
+    state = sink.state()
+    sink.finish({})
+    return state
+
+first = report(1.0, {})
+report(2.0, {})
+report(3.0, first)
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_run_of_trackio_is_resumed_though_a_newer_one_has_its_name(tmp_path: Path) -> None:
+    environ = {**os.environ, "TRACKIO_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", SAME_NAME], env=environ, check=True)
+    with sqlite3.connect(tmp_path / "p.db") as database:
+        logged = database.execute("select run_id, metrics from metrics order by id").fetchall()
+    database.close()
+    reports = [run for run, metrics in logged if "rollout/return_mean" in json.loads(metrics)]
+    first, newer, resumed = reports
+    assert first == resumed != newer

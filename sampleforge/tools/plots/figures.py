@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime.files import write_atomically
 
 WIDTH = 7.2
 """Width in inches: that of a page with two columns, or of a slide."""
@@ -54,8 +56,10 @@ def save_figure(draw: Callable[[Any], Any], out: Path) -> None:
     with mpl.rc_context(STYLE):
         figure = draw(Figure)
         _keep_dollars(figure)
+        contents = io.BytesIO()
+        figure.savefig(contents, dpi=DPI, format=out.suffix[1:].lower())
         try:
-            figure.savefig(out, dpi=DPI)
+            write_atomically(out, contents.getvalue())
         except OSError as error:
             raise ConfigError(
                 f"{out} cannot be written: {error.strerror or error}; give another --out"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sampleforge.cli import main
+from sampleforge.config import ConfigError
 from sampleforge.tools.plots.figures import save_figure
 from tests.support.reports import make_run
 
@@ -45,8 +46,18 @@ def test_a_figure_that_cannot_be_written_is_refused_before_the_work(
     assert 'pip install "sampleforge[plot]"' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["export a --out x.onnx", "record a --out x", "record a"])
-def test_a_policy_or_dataset_that_cannot_be_written_is_refused_before_the_work(
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export a --out x.onnx",
+        "record a --out x",
+        "record a",
+        "card a",
+        "card a --out x",
+        "eval a --video x.mp4",
+    ],
+)
+def test_a_policy_dataset_card_or_video_that_cannot_be_written_is_refused_before_the_work(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,13 +69,29 @@ def test_a_policy_or_dataset_that_cannot_be_written_is_refused_before_the_work(
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figure can be saved."""
-    figure = pytest.importorskip("matplotlib.figure")
+    """No figure can be written."""
+    pytest.importorskip("matplotlib")
 
-    def savefig(*_: Any, **__: Any) -> None:
+    def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(figure.Figure, "savefig", savefig)
+    monkeypatch.setattr("sampleforge.tools.plots.figures.write_atomically", full)
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "x.png"
+    out.write_text("before")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"x\.png cannot be written: No space left"):
+        save_figure(lambda make_figure: make_figure(), out)
+    assert [*tmp_path.iterdir()] == [out] and out.read_text() == "before"
 
 
 def fails_with_a_result(words: list[str], capsys: Capture) -> dict[str, Any]:
