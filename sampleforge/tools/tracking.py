@@ -224,11 +224,12 @@ class TrackioRun:
         import trackio
 
         self._env_steps = run.env_steps
+        name = run.earlier.get("name", run.name)
         with redirect_stdout(io.StringIO()):  # it prints six lines
             self._run = self._context.run(
                 trackio.init,
                 project=run.project,
-                name=run.earlier.get("name", run.name),
+                name=name,
                 group=run.group,
                 config=dict(run.config),
                 resume="allow" if run.earlier else "never",
@@ -238,7 +239,8 @@ class TrackioRun:
             )
         # trackio finds an earlier run by its name, which several may have, and takes the newest.
         self._run.id = run.earlier.get("id", self._run.id)
-        return f"To see this run in trackio: trackio show --project {run.project}"
+        kept = f" (its name there stays {name}, not {run.name})" if name != run.name else ""
+        return f"To see this run in trackio{kept}: trackio show --project {run.project}"
 
     def report(
         self, values: Mapping[str, float], env_steps: int, policies: Sequence[str] = ()

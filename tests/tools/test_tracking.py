@@ -271,24 +271,28 @@ from pathlib import Path
 from sampleforge.tools.tracking import TrackedRun
 from sampleforge.tools.tracking import TrackioRun
 
-def report(value, earlier):
+def report(value, name, earlier):
     sink = TrackioRun()
-    sink.start(TrackedRun(Path(), "p", "n", None, {}, 0, earlier))
+    text = sink.start(TrackedRun(Path(), "p", name, None, {}, 0, earlier))
     sink.report({"return_mean": value}, 1)
     state = sink.state()
     sink.finish({})
-    return state
+    return state, text
 
-first = report(1.0, {})
-report(2.0, {})
-report(3.0, first)
+first, _ = report(1.0, "n", {})
+report(2.0, "n", {})
+_, text = report(3.0, "other", first)
+print(text)
 """
 
 
 @pytest.mark.multiprocess
 def test_a_run_of_trackio_is_resumed_though_a_newer_one_has_its_name(tmp_path: Path) -> None:
+    """And though it is given another name, which trackio cannot change."""
     environ = {**os.environ, "TRACKIO_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", SAME_NAME], env=environ, check=True)
+    script = [sys.executable, "-c", SAME_NAME]
+    done = subprocess.run(script, env=environ, check=True, capture_output=True, text=True)
+    assert "(its name there stays n, not other): trackio show --project p" in done.stdout
     with sqlite3.connect(tmp_path / "p.db") as database:
         logged = database.execute("select run_id, metrics from metrics order by id").fetchall()
     database.close()

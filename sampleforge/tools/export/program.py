@@ -164,9 +164,10 @@ def _outputs(policy: LoadedPolicy) -> tuple[Column, ...]:
     else:
         best = "the value function" if model.has_values else None
         boxes = model.layout.num_boxes
+        before = "before tanh and scaling" if model.squash else "before scaling and clipping"
         sizes = {
             LOGITS: (model.layout.num_logits, "logits of the discrete choices, before the mask"),
-            MEAN: (boxes, "means of the Gaussians of Box actions, before scaling and clipping"),
+            MEAN: (boxes, f"means of the Gaussians of Box actions, {before}"),
             LOG_STD: (boxes, "logarithms of their standard deviations"),
         }
         if model.has_own_distribution:

@@ -125,6 +125,13 @@ def test_half_of_the_observations_are_as_those_that_were_trained_with() -> None:
         assert clipped[::2].all() and not clipped[1::2].any()
 
 
+@pytest.mark.parametrize("squash", [False, True])
+def test_the_file_says_what_its_means_are_before(squash: bool) -> None:
+    policy = policy_of(exports.Case(exports.FLOATS, exports.BOX, {"squash_actions": squash}))
+    (mean,) = (column for column in PolicyProgram(policy).outputs if column.name == "mean")
+    assert ("before tanh" in mean.meaning, "clipping" in mean.meaning) == (squash, not squash)
+
+
 def test_observations_beyond_their_bounds_are_cut_off_as_in_the_training() -> None:
     case = exports.Case(spaces.Box(-1.0, 1.0, (4,), np.float64), exports.BOX)
     plain = policy_of(case)
