@@ -22,6 +22,8 @@ HISTOGRAMS = ("td_error", "priority")
 RETURNS = ("return_mean", "return_std", "return_best", "return_episodes", "length_mean")
 LATE = (*RETURNS, "return_mean_early")
 """Metrics that the first reports with an update may lack."""
+OF_EPISODES = (*LATE, "episodes", "return_mean_all")
+"""Metrics that need episodes of the policy."""
 EXPLAINED = "explained_variance"
 """Also one of these where learning is from rollouts: it is left out while targets do not vary."""
 EVALUATED = tuple(f"{PREFIX}{name}" for name in Evaluation._fields if name != "extra")
@@ -115,6 +117,12 @@ def check_metric(
             _refuse(condition, "evaluations have no metric of that name", EVALUATED)
         if prefixes and own == condition.metric and not adds_metrics:
             _refuse(condition, "each policy has one of its own", [f"{p}{own}" for p in prefixes])
+    elif own in OF_EPISODES and not getattr(config, "is_live", True):
+        _refuse(
+            condition,
+            "from data alone (--input) no episodes are sampled; name eval_return_mean, with "
+            "--evaluate-interval N",
+        )
     elif own in HISTOGRAMS:
         _refuse(condition, "it is a histogram, which TensorBoard alone has; name a number")
     elif group_of(own) == OTHERS and not adds_metrics:

@@ -58,6 +58,11 @@ class Resolved(NamedTuple):
         ]
 
     @property
+    def without_actors(self) -> bool:
+        """Whether no actor samples, because the experience is from data alone."""
+        return not self.plan.num_workers
+
+    @property
     def clones(self) -> bool:
         """Whether it is behaviour cloning."""
         return getattr(self.config, "advantage_exponent", None) == 0
@@ -74,6 +79,12 @@ Rule = tuple[str, Callable[[Resolved], bool], str]
 """The names of fields, separated by spaces, whether they have no effect, and the reason. Fields
 that an algorithm does not have are ignored."""
 RULES: tuple[Rule, ...] = (
+    (
+        "num_workers num_splits inference num_policy_workers epsilon_base epsilon_exponent "
+        "noise_correlation exploration_spread",
+        lambda run: run.without_actors,
+        "the experience is from data alone (--input), and no actor samples",
+    ),
     (
         "lr_target_kl",
         lambda run: run.config.lr_schedule != "kl_adaptive",
@@ -241,8 +252,14 @@ RULES: tuple[Rule, ...] = (
         "behaviour cloning (--advantage-exponent 0) reads no rewards",
     ),
     (
+        "reward_scale",
+        lambda run: isinstance(run.config, StoredRunConfig) and run.config.reward_clip is None,
+        "values and advantages are divided by their own size; add --reward-clip, which clips the "
+        "scaled rewards",
+    ),
+    (
         "decorrelate",
-        lambda run: isinstance(run.config, StoredRunConfig),
+        lambda run: run.without_actors,
         "there are no actors whose episodes could be spread",
     ),
     (

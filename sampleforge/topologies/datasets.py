@@ -41,7 +41,7 @@ def open_datasets(config: InputConfig, spec: EnvSpec) -> list[OfflineDataset]:
             "--input is missing: marwil learns from recorded data; name a dataset that --record or "
             "`sampleforge record` has written, or one of Minari's"
         )
-    opened = []
+    opened: list[OfflineDataset] = []
     for source in config.datasets:
         try:
             dataset = open_dataset(source.name, spec)
@@ -51,6 +51,12 @@ def open_datasets(config: InputConfig, spec: EnvSpec) -> list[OfflineDataset]:
             raise ConfigError(
                 f"{typed('input', config.input)}: the dataset {source.name} is empty; give one "
                 "that has episodes"
+            )
+        same = next((each for each in opened if each.path.samefile(dataset.path)), None)
+        if same is not None:
+            raise ConfigError(
+                f"{typed('input', config.input)}: {source.name} is the same dataset as "
+                f"{same.source}; give it once, with the sum of their weights"
             )
         opened.append(dataset)
     return opened

@@ -203,6 +203,12 @@ def test_a_dataset_of_other_spaces_is_refused_with_both(data: Path, tmp_path: Pa
         wired(AppoConfig(env=SEEN, record=str(data)))
 
 
+def test_a_dataset_that_is_given_twice_by_two_names_is_refused(data: Path) -> None:
+    twice = (f"{data}=0.5", f"{data / 'data'}=0.5")
+    with pytest.raises(ConfigError, match=r"data is the same dataset as .* sum of their weights"):
+        build_apex(apex_config(env=STACKED, input=twice))
+
+
 def test_data_of_another_action_repeat_are_warned_of(tmp_path: Path) -> None:
     """Another limit of episodes changes nothing that is learned."""
     config = ApexConfig(env="CartPole-v1", input=(str(tmp_path),))

@@ -16,7 +16,7 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.run.stopping import check_metric
 from sampleforge.runtime.config import StopCondition
-from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, MarwilConfig
 
 SMALL: dict[str, Any] = {
     **{"env": "CartPole-v1", "num_envs_per_worker": 4, "report_interval": 0.2, "seed": 2},
@@ -100,6 +100,16 @@ def test_a_metric_that_is_not_known_is_refused(stop: str, more: Any, answer: str
     condition, chosen = StopCondition.parse(stop), AppoConfig(env="x", **more)
     with pytest.raises(ConfigError, match=answer):
         check_metric(condition, chosen, ["policy_0/"], adds_metrics=False)
+
+
+@pytest.mark.parametrize("stop", ["return_mean>=1", "episodes>=10", "length_mean<5"])
+@pytest.mark.parametrize("cls", [ApexConfig, MarwilConfig])
+def test_metrics_of_episodes_are_refused_from_data_alone(cls: Any, stop: str) -> None:
+    condition = StopCondition.parse(stop)
+    with pytest.raises(ConfigError, match=f"--stop '{stop}': from data alone .* eval_return_mean"):
+        check_metric(condition, cls(env="x", input=("data",)), [], adds_metrics=False)
+    if cls is ApexConfig:
+        check_metric(condition, cls(env="x", input=("live", "data")), [], adds_metrics=False)
 
 
 def test_it_is_refused_before_the_start(tmp_path: Path) -> None:

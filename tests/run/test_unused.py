@@ -235,6 +235,36 @@ def test_behaviour_cloning_reads_no_rewards(tmp_path: Path) -> None:
     assert told(clones) == ["--gamma 0.9", "--no-decorrelate"]
 
 
+@pytest.mark.long
+def test_from_data_alone_no_actor_explores_and_rewards_have_no_unit(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**CARTPOLE, "input": (str(tmp_path / "data"),)}
+    spec = spec_of(ApexConfig(**settings))
+    (episode,) = recorded([8], spec.actions)
+    seen = {"obs": np.zeros((9, 4), np.float32)}
+    write_dataset(tmp_path / "data", spec, [dataclasses.replace(episode, observations=seen)])
+    acting: dict[str, Any] = {
+        "num_workers": 1,
+        "inference": "worker",
+        "num_policy_workers": 2,
+        "epsilon_base": 0.3,
+        "epsilon_exponent": 3.0,
+        "decorrelate": False,
+    }
+    alone = ApexConfig(**settings, **acting)
+    assert {text.split()[0].removeprefix("--no-") for text in told(alone)} >= {
+        "--num-workers",
+        "--inference",
+        "--num-policy-workers",
+        "--epsilon-base",
+        "--epsilon-exponent",
+        "decorrelate",
+    }
+    live = dataclasses.replace(alone, input=("live", *alone.input))
+    assert told(live) == []
+    assert told(MarwilConfig(**settings, reward_scale=0.1)) == ["--reward-scale 0.1"]
+    assert told(MarwilConfig(**settings, reward_scale=0.1, reward_clip=1.0)) == []
+
+
 def test_every_rule_names_fields_that_there_are() -> None:
     fields = {name for cls in ALGOS.values() for name in flat_fields(cls())}
     assert {name for names, _, _ in RULES for name in names.split()} <= fields
