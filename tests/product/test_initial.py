@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.parts import part_of
 from sampleforge.topologies.config import AppoConfig
+from tests.support.callbacks import Warnings
 from tests.support.product import SMALL, small
 from tests.support.runs import newest
 
@@ -224,6 +226,36 @@ def test_weights_that_do_not_fit_are_named_and_left_new_on_demand(
     assert taken["actor.encoder.weight_0"].shape == (16, 6)
     assert float(taken["normaliser.leaves.obs.count"]) < 1, "statistics are taken together"
     assert "--init-from: new are policy_weight, " in (run / "log.txt").read_text()
+
+
+@pytest.mark.long
+def test_weights_that_would_compute_something_else_are_refused_or_warned_of(
+    trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    """Without the statistics that the inputs were divided by, or with another activation, shapes
+    are the same, but the policy is another one."""
+    source, run = trained("appo"), tmp_path / "run"
+    own = small("appo", run, data, init_from=str(source))
+    bare = dataclasses.replace(own.model, normalise_observations=False)
+    with pytest.raises(ConfigError, match=r"here has no normaliser\..* --init-mismatch new"):
+        beginning(dataclasses.replace(own, model=bare))
+    assert not run.exists()
+    beginning(dataclasses.replace(own, model=bare, init_mismatch="new"))
+    cases: list[tuple[str, Any, bool]] = [("other", "relu", True), ("same", "tanh", False)]
+    for name, activation, warns in cases:
+        acting = dataclasses.replace(own.model, activation=activation)
+        told = Warnings()
+        chosen = dataclasses.replace(own, run_dir=str(tmp_path / name), model=acting)
+        with Trainer(chosen, [told]):
+            pass
+        assert [text for text in told.warnings if "compute something else" in text] == (
+            [
+                "--init-from: the weights were learned with --model.activation tanh, and compute "
+                "something else with --model.activation relu; give the same, unless that is meant"
+            ]
+            if warns
+            else []
+        )
 
 
 @pytest.mark.long

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
 from sampleforge.algorithms.learning import Learner
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.parts import check_parts, has_actor, part_of
 from sampleforge.run.folder.checkpoint import (
@@ -21,6 +21,7 @@ from sampleforge.run.folder.checkpoint import (
 )
 from sampleforge.run.folder.files import writing
 from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.stored_config import flat_fields, read_yaml
 
 if TYPE_CHECKING:
     from sampleforge.topologies.graph import FrozenGroup
@@ -32,16 +33,30 @@ OF_ONE_LEARNER = re.compile(r"model/|rng|\w*optimiser/")
 CRITICS = "critics"
 OF_CRITICS = frozenset({CRITICS, "target"})
 """Networks of a learner that are taken together."""
+MEANING = {
+    "model.activation": {"encoder", "critic"},
+    "model.encode": {"encoder", "critic"},
+    "model.squash_actions": {"actor"},
+    "rescale_actions": {"actor"},
+}
+"""Settings by which weights of the same names and shapes compute something else, and the parts of
+the network that each of them concerns."""
 
 
 class InitialWeights:
-    """The checkpoint whose weights a new run begins with, and which ``parts`` of them it takes
-    (`sampleforge.models.parts`; empty: all). ``mismatch``: whether a weight that the checkpoint has
-    not, or in another shape, is refused, or left as it is made."""
+    """The checkpoint of ``run`` whose weights a new run begins with, and which ``parts`` of them it
+    takes (`sampleforge.models.parts`; empty: all). ``mismatch``: whether a weight that one of the
+    two networks has not, or in another shape, is refused, or left as it is made."""
 
     def __init__(
-        self, store: CheckpointStore, which: Which, parts: Collection[str], mismatch: str
+        self,
+        run: RunFolder,
+        store: CheckpointStore,
+        which: Which,
+        parts: Collection[str],
+        mismatch: str,
     ) -> None:
+        self._run = run
         self._store = store
         self._which = which
         self._parts = frozenset(parts)
@@ -56,20 +71,50 @@ class InitialWeights:
             there.append("critic.")  # also where the critics are networks beside it
         check_parts("init_parts", self._parts, there)
         wanted = {name: tensor for name, tensor in own.items() if self._takes(name)}
-        found = _fitting(model_tensors(self._tensors()), wanted)
+        theirs = model_tensors(self._tensors())
+        found = _fitting(theirs, wanted)
         # Statistics belong together: a mean of another shape has another count, too.
         apart = {_leaf(name) for name in wanted if name not in found} - {""}
         found = {name: tensor for name, tensor in found.items() if _leaf(name) not in apart}
         left = [name for name in wanted if name not in found]
         if left and (self._mismatch == "refuse" or not found):
             raise ConfigError(
-                f"--init-from: {', '.join(left[:6])}{', ...' if left[6:] else ''} of the network "
-                f"here {'are' if left[1:] else 'is'} not in the checkpoint in {self._store.folder},"
-                " or of another shape there; name the --init-parts that both have, leave the rest "
-                "new with --init-mismatch new, or use the same network"
+                f"--init-from: {_listed(left)} of the network here {'are' if left[1:] else 'is'} "
+                f"not in the checkpoint in {self._store.folder}, or of another shape there; name "
+                "the --init-parts that both have, leave the rest new with --init-mismatch new, or "
+                "use the same network"
+            )
+        extra = [name for name in theirs if self._takes(name) and name not in own]
+        if extra and self._mismatch == "refuse":
+            raise ConfigError(
+                f"--init-from: the network here has no {_listed(extra)} of the checkpoint in "
+                f"{self._store.folder}, without which the other weights compute something else; "
+                "use the same network, name the --init-parts that both have, or do without them "
+                "with --init-mismatch new"
             )
         model.load_state_dict({**own, **found})
         return left
+
+    def other_meanings(self, config: Any) -> list[str]:
+        """Return a warning for each setting of a policy's resolved ``config`` that makes its
+        network compute something else with the same weights than the run that they are from."""
+        stored = read_yaml(self._run.config_file)
+        network = stored.get("model") or {}
+        theirs = stored | {f"model.{name}": value for name, value in network.items()}
+        ours, default = flat_fields(config), _default_activation(config)
+        warnings = []
+        for name, parts in MEANING.items():
+            there, here = (
+                default if name == "model.activation" and value == "auto" else value
+                for value in (theirs.get(name), ours.get(name))
+            )
+            taken = not self._parts or bool(self._parts & parts)
+            if taken and None not in (there, here) and there != here:
+                warnings.append(
+                    f"--init-from: the weights were learned with {typed(name, there)}, and compute "
+                    f"something else with {typed(name, here)}; give the same, unless that is meant"
+                )
+        return warnings
 
     def learner(self, learner: Learner) -> None:
         """Load what the learner has beside its model: critics and their targets, and the scales of
@@ -149,13 +194,17 @@ def initial_weights(config: Any, place: str) -> InitialWeights:
             f"--init-from {place}: {which!r} must be latest or best, the checkpoint of the run"
         )
     run_dir, _, policy = run.partition(":")
-    folder = RunFolder.existing(Path(run_dir).absolute())  # workers have a directory of their own
+    try:  # absolute, because workers have a directory of their own
+        folder = RunFolder.existing(Path(run_dir).absolute())
+    except ConfigError as error:
+        raise ConfigError(
+            f"--init-from {place}: {error}; give the folder that a run has written"
+        ) from error
     store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
     if store.load(log=lambda text: None) is None:
         raise ConfigError(f"--init-from {place}: there is no checkpoint yet; train it first")
-    return InitialWeights(
-        store, cast("Which", which or "latest"), config.init_parts, config.init_mismatch
-    )
+    parts, mismatch = config.init_parts, config.init_mismatch
+    return InitialWeights(folder, store, cast("Which", which or "latest"), parts, mismatch)
 
 
 def _of_frozen(folder: RunFolder, policy: str) -> CheckpointStore:
@@ -183,6 +232,15 @@ def kept_weights(
     `CheckpointStore.load`."""
     store = _of_frozen(folder, policy)
     return None if store.load(log=log) is None else ResumeCheckpoint(store)
+
+
+def _default_activation(config: Any) -> str:
+    """Return what the activation "auto" means in the encoder of a resolved ``config``."""
+    return "tanh" if config.model.encoder == "mlp" else "relu"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:6])}{', ...' if names[6:] else ''}"
 
 
 def _leaf(name: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.run.folder.initial import InitialWeights
+from sampleforge.run.folder.run_folder import RunFolder
 from tests.support.sac import (
     crossq_config,
     crossq_learner,
@@ -56,12 +57,13 @@ def test_critics_are_taken_with_their_norms_and_targets_or_not_at_all(
     store = CheckpointStore(tmp_path, 1)
     checkpoint = Checkpoint(tensors, {"env_steps": 0, "learner": plain})
     store.save(checkpoint, env_steps=0, version=3, return_mean=None)
-    initial = InitialWeights(store, "latest", (), "refuse")
+    run = RunFolder(tmp_path)
+    initial = InitialWeights(run, store, "latest", (), "refuse")
     assert initial.leaves_critics(before) is ("critics" not in taken)
-    of_critics = InitialWeights(store, "latest", ("critic",), "refuse")
+    of_critics = InitialWeights(run, store, "latest", ("critic",), "refuse")
     with pytest.raises(ConfigError, match=r"--init-parts critic: .* nothing would be taken"):
         of_critics.check_more_than_critics()
-    of_policy = InitialWeights(store, "latest", ("encoder",), "refuse")
+    of_policy = InitialWeights(run, store, "latest", ("encoder",), "refuse")
     assert not of_policy.leaves_critics(before), "as asked"
     assert initial.has_actor and not of_critics.has_actor
     initial.learner(other)
