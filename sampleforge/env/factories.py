@@ -32,7 +32,7 @@ def factory_env(
             "name a factory that returns a gymnasium.Env"
         )
     rendering = {} if render_mode is None else {"render_mode": render_mode}
-    if rendering and not _takes_keyword(factory, "render_mode"):
+    if rendering and not _can_render(factory):
         raise ConfigError(
             f"{config.env} cannot be rendered, because its factory takes no render_mode; give it "
             "that parameter, and pass it on to the environment"
@@ -100,7 +100,7 @@ def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
     )
 
 
-def _takes_keyword(factory: Callable[..., Any], name: str) -> bool:
-    """Return whether a factory can be called with the keyword ``name``."""
+def _can_render(factory: Callable[..., Any]) -> bool:
+    """Return whether a factory takes a ``render_mode``."""
     parameters = inspect.signature(factory).parameters.values()
-    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+    return any(each.name == "render_mode" or each.kind is each.VAR_KEYWORD for each in parameters)

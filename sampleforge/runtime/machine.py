@@ -98,9 +98,10 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """Names of bfloat16 instruction sets in /proc/cpuinfo (the last one on ARM)."""
 
 
-def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+def bf16_instructions() -> list[str]:
     """Return the processor's instruction sets for bfloat16; without them bf16 is slower than fp32.
     The list is also empty on a system without /proc/cpuinfo."""
+    cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         return []
     return sorted(_BF16 & set(re.findall(r"\w+", cpuinfo.read_text())))

@@ -249,11 +249,6 @@ class PolicyStatistics:
         made = self.updates - self._updates
         return made, made - self._skipped_now
 
-    @property
-    def trained_steps(self) -> float:
-        """Env steps that the group's learners have learned from since the run began."""
-        return float(self._counters.column("trained_steps")[self._learners].sum())
-
     def rating(self) -> dict[str, float | int | None]:
         """Return the rating of the policy that a checkpoint stores: ``copies`` so far, one that is
         on its way among them; ``return_mean`` over a full window of episodes (None before, because
