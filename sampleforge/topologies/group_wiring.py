@@ -92,6 +92,11 @@ class GroupWiring(ABC, Generic[E]):
             self.slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
             self.exchange = self.new_exchange()
 
+    @staticmethod
+    @abstractmethod
+    def notes(run: AgentGroup, policies: int) -> tuple[str, ...]:
+        """Return notes about a run with so many ``policies``. ``run``: its first agent group."""
+
     @abstractmethod
     def slot_shape(self) -> SlotShape:
         """Return the shape of its slots."""

@@ -27,10 +27,11 @@ from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ranks.plan import plan_ranks
 from sampleforge.topologies.ranks.wire import wire_ranks, wire_world
 from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
-from sampleforge.topologies.replay.wire import wire_replay
+from sampleforge.topologies.replay.wire import ReplayGroup
 from sampleforge.topologies.sampler_plan import Plan, one_row_each
+from sampleforge.topologies.shared_actors import wire_groups
 from sampleforge.topologies.slots.plan import plan_slots
-from sampleforge.topologies.slots.wire import wire_slots
+from sampleforge.topologies.slots.wire import SlotsGroup
 from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
 from sampleforge.topologies.stored.wire import wire_stored
 
@@ -54,8 +55,8 @@ class Topology:
     sampler: Literal["worker", "rank"] | None = "worker"
 
 
-SLOTS = Topology(plan_slots, wire_slots)
-REPLAY = Topology(plan_replay, wire_replay)
+SLOTS = Topology(plan_slots, partial(wire_groups, SlotsGroup))
+REPLAY = Topology(plan_replay, partial(wire_groups, ReplayGroup))
 RANKS = Topology(plan_ranks, wire_ranks, "rank")
 STORED = Topology(plan_stored, wire_stored, None)
 

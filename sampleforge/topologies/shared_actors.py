@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.shared.counters import RestartBudget
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.wakeup import wakeups
+from sampleforge.spec import EnvSpec
 from sampleforge.topologies.actors import add_actors, frozen_group
 from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.evaluator import first_of_each_group
@@ -27,26 +29,29 @@ from sampleforge.topologies.placement import placement_beside
 from sampleforge.topologies.recorder import add_recorder, rollout_queue
 from sampleforge.topologies.sampler_plan import check_memory_of_groups, describe_memory
 from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
-from sampleforge.workers.callback import RunHooks
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
 
 
 def wire_groups(
-    new_group: Callable[..., GroupWiring[Any]],
-    agents: Sequence[AgentGroup],
-    notes: Sequence[str],
+    kind: type[GroupWiring[Any]],
+    algorithm: Algorithm,
+    config: Any,
+    plan: Any,
+    spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
-    frozen: Sequence[FrozenStart],
-    hooks: RunHooks,
+    frozen: Sequence[FrozenStart] = (),
+    others: Sequence[AgentGroup] = (),
+    hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
-    """Wire the actors, which all ``policies`` share, and for each policy a group with policy
-    workers and learners of its own. The actors also act with the ``frozen`` policies. Nothing runs
-    yet.
+    """Wire the actors, which all ``policies`` share, and for each policy a group of this ``kind``,
+    with policy workers and learners of its own. The actors also act with the ``frozen`` policies.
+    Nothing runs yet.
 
-    ``new_group``: the topology's `GroupWiring`. ``agents``: the agent groups, of which the first
-    has the run's config and plan. ``hooks``: of the run's callbacks. Raises ConfigError if the
+    ``others``: the agent groups of a multi-agent environment beside the first one, which is that of
+    ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks. Raises ConfigError if the
     slots of all policies together do not fit into shared memory."""
-    config, plan = agents[0].config, agents[0].plan
+    agents = [AgentGroup(algorithm, config, plan, spec), *others]
     nbytes = [agents[policy.group].plan.shared_bytes for policy in policies]
     check_memory_of_groups(nbytes)
     graph = GraphBuilder(config, start, hooks)
@@ -56,19 +61,19 @@ def wire_groups(
         RestartBudget(plan.num_actors, config.max_worker_restarts),
     )
     groups = [
-        new_group(index, policy, agents[policy.group], actors, graph.progress, len(policies))
+        kind(index, policy, agents[policy.group], actors, graph.progress, len(policies))
         for index, policy in enumerate(policies)
     ]
     weights = {group.policy.id: group.weights for group in groups}
-    others = [
+    acting = [
         frozen_group(each, agents[each.group].maker(each.start.seed), weights) for each in frozen
     ]
-    recording = _add_sampling(graph, agents[0], actors, groups, frozen, others)
+    recording = _add_sampling(graph, agents[0], actors, groups, frozen, acting)
     playing = first_of_each_group(
         [(group.policy.group, group.new_model.to_be_loaded, group.weights) for group in groups],
         [
             (each.group, made.new_model, made.pool.weights(0))
-            for each, made in zip(frozen, others, strict=True)
+            for each, made in zip(frozen, acting, strict=True)
         ],
     )
     added = {}
@@ -80,11 +85,11 @@ def wire_groups(
         edges=_edges(graph, list(added.values())),
         notes=[
             *_notes_of_several(nbytes, population=config.pbt),
-            *notes,
+            *kind.notes(agents[0], len(policies)),
             *(prefix + note for prefix, each in added.items() for note in each.notes),
         ],
         episodes=actors.episodes,
-        frozen=others,
+        frozen=acting,
         recording=recording,
     )
 

@@ -6,18 +6,15 @@ As Ape-X has them: Horgan et al. 2018, arXiv 1803.00933.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import torch
 
-from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.rollouts.slots import SlotShape
-from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Results
-from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.graph import Edge, GraphBuilder, PolicyGroup
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
@@ -26,29 +23,7 @@ from sampleforge.topologies.replay.datasets import add_dataset_actors
 from sampleforge.topologies.replay.ladder import exploration, ladder_of, of_rows
 from sampleforge.topologies.replay.learners import sample_batches
 from sampleforge.topologies.replay.plan import ReplayPlan, run_notes, stored_shape
-from sampleforge.topologies.shared_actors import wire_groups
-from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
-from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.replay import ReplayChannels
-
-
-def wire_replay(
-    algorithm: Algorithm,
-    config: ReplayRunConfig,
-    plan: ReplayPlan,
-    spec: EnvSpec,
-    start: ResumePoint,
-    policies: Sequence[PolicyStart],
-    frozen: Sequence[FrozenStart] = (),
-    others: Sequence[AgentGroup] = (),
-    hooks: RunHooks = NO_HOOKS,
-) -> Graph:
-    """Wire the groups of ``policies``, see `wire_groups`. ``others``: the agent groups of a
-    multi-agent environment beside the first one, which is that of ``config``, ``plan`` and
-    ``spec``."""
-    agents = [AgentGroup(algorithm, config, plan, spec), *others]
-    notes = run_notes(config, plan, spec)
-    return wire_groups(ReplayGroup, agents, notes, start, policies, frozen, hooks)
 
 
 class ReplayGroup(GroupWiring[ReplayExchange]):
@@ -56,6 +31,10 @@ class ReplayGroup(GroupWiring[ReplayExchange]):
     ``replay``: the channels of the shards."""
 
     replay: ReplayChannels
+
+    @staticmethod
+    def notes(run: AgentGroup, policies: int) -> tuple[str, ...]:
+        return run_notes(run.config, run.plan, run.spec)
 
     def slot_shape(self) -> SlotShape:
         return stored_shape(self.agents.algorithm, self.config, self.plan, self.agents.spec)

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.rollouts.batch import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup
-from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.devices import describe_learners, learner_devices
-from sampleforge.topologies.graph import Edge, Graph, GraphBuilder
+from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.group_wiring import GroupWiring
 from sampleforge.topologies.learner_group import Learners, add_learners, add_sink
 from sampleforge.topologies.learner_maker import learner_makers
-from sampleforge.topologies.sampler_plan import Plan
-from sampleforge.topologies.shared_actors import wire_groups
 from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape
-from sampleforge.topologies.starts import FrozenStart, PolicyStart, ResumePoint
-from sampleforge.workers.callback import NO_HOOKS, RunHooks
-
-
-def wire_slots(
-    algorithm: Algorithm,
-    config: SlotsRunConfig,
-    plan: Plan,
-    spec: EnvSpec,
-    start: ResumePoint,
-    policies: Sequence[PolicyStart],
-    frozen: Sequence[FrozenStart] = (),
-    others: Sequence[AgentGroup] = (),
-    hooks: RunHooks = NO_HOOKS,
-) -> Graph:
-    """Wire the groups of ``policies``, see `wire_groups`. ``others``: the agent groups of a
-    multi-agent environment beside the first one, which is that of ``config``, ``plan`` and
-    ``spec``."""
-    agents = [AgentGroup(algorithm, config, plan, spec), *others]
-    notes = _notes(config, plan, spec, len(policies))
-    return wire_groups(SlotsGroup, agents, notes, start, policies, frozen, hooks)
 
 
 class SlotsGroup(GroupWiring[SlotExchange]):
     """A policy whose learners take batches of complete slots, and give the slots back."""
+
+    @staticmethod
+    def notes(run: AgentGroup, policies: int) -> tuple[str, ...]:
+        config, plan = run.config, run.plan
+        ahead = gathers_ahead(plan, serial=config.serial)
+        one = policies == 1 or config.pbt
+        compiled = "the model's passes are compiled: the start takes longer"
+        return (
+            plan.describe_envs(),
+            f"batch {plan.batch_size} env steps, "
+            f"{'synchronous' if plan.synchronous else 'asynchronous'}",
+            *plan.lag.notes,
+            *([f"slots {human_bytes(plan.slot_bytes)} of shared memory"] if one else []),
+            f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
+            f"{', beside one that gathers the next batch' if ahead else ''}",
+            *([compiled] if config.compile else []),
+            *plan.reasons,
+            *([f"protocol: {run.spec.protocol}"] if run.spec.protocol else []),
+        )
 
     def slot_shape(self) -> SlotShape:
         return slot_shape(self.agents.algorithm, self.config, self.plan, self.agents.spec)
@@ -89,21 +80,3 @@ class SlotsGroup(GroupWiring[SlotExchange]):
             *([Edge(learners, learners, together)] if several else []),
             *self.sampler_edges(prefix, f"{prefix}learner 0" if several else learners),
         )
-
-
-def _notes(config: SlotsRunConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
-    """Return notes about a run with so many ``policies``."""
-    ahead = gathers_ahead(plan, serial=config.serial)
-    one = policies == 1 or config.pbt
-    return (
-        plan.describe_envs(),
-        f"batch {plan.batch_size} env steps, "
-        f"{'synchronous' if plan.synchronous else 'asynchronous'}",
-        *plan.lag.notes,
-        *([f"slots {human_bytes(plan.slot_bytes)} of shared memory"] if one else []),
-        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
-        f"{', beside one that gathers the next batch' if ahead else ''}",
-        *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
-        *plan.reasons,
-        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
-    )
