@@ -27,7 +27,7 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.rollouts.stacks import Indices, StackColumn, stack_index
-from sampleforge.shared.arrays import Layout, SharedArrays, layout_bytes
+from sampleforge.shared.arrays import Layout, SharedArrays, SharedViews, layout_bytes
 from sampleforge.spec import ArraySpec
 
 _WINDOW = 1 << 16  # bytes that LZ4 looks back
@@ -86,7 +86,7 @@ def ring_bytes(shape: SlotShape, stored: int, ratio: float) -> int:
     return max(int(raw / ratio), sum(b.most for b in blocks))
 
 
-class CompressedFrames:
+class CompressedFrames(SharedViews):
     """The rings of all shards, and the positions of each slot's blocks in them, in shared memory.
 
     ``slots``: number of slots of each shard; ``rings``: bytes of each shard's ring.
@@ -129,13 +129,6 @@ class CompressedFrames:
             name: CompressedColumn(name, leaf, slots, self)
             for name, leaf in self.shape.stacks.items()
         }
-
-    def __getstate__(self) -> tuple[SlotShape, list[int], SharedArrays]:
-        return self.shape, self._rings, self._arrays
-
-    def __setstate__(self, state: tuple[SlotShape, list[int], SharedArrays]) -> None:
-        self.shape, self._rings, self._arrays = state
-        self._attach()
 
 
 class CompressedColumn(StackColumn):

@@ -12,7 +12,7 @@ from sampleforge.replay.limiter import Shares
 from sampleforge.replay.observation_stats import Shapes, packed_size
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import SharedArrays, SharedViews
 from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
 
@@ -100,7 +100,7 @@ class ReplayExchange(RolloutExchange):
         return leased
 
 
-class SampleRequests:
+class SampleRequests(SharedViews):
     """Sample requests in flight: each is an index into arrays in shared memory.
 
     The learner requests a sample from a shard; the shard fills it in; the learner learns from it
@@ -204,14 +204,6 @@ class SampleRequests:
     def take_answered(self, shard: int) -> int | None:
         """Return the next request that this shard has served, or None. Called by the learner."""
         return self._to_learner.pop(shard)
-
-    def __getstate__(self) -> dict[str, object]:
-        views = ("items", "generations", "scaled_probability", "errors", "kind", "seen")
-        return {name: value for name, value in self.__dict__.items() if name not in views}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._attach()
 
 
 class SampleRelay:

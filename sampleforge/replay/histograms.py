@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sampleforge.replay.exchange import SampleRequests
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import SharedArrays, SharedViews
 
 _PER_OCTAVE = 4
 _LOWEST, _HIGHEST = -24, 24  # octaves: from 6e-8 to 1.7e7
@@ -69,7 +69,7 @@ def evenly(leaves: npt.NDArray[np.float64], steps_per_slot: int) -> npt.NDArray[
     return leaves[::stride]
 
 
-class ReplayHistograms:
+class ReplayHistograms(SharedViews):
     """Histograms of TD errors and priorities, which the driver reads for its reports.
 
     The TD errors are those of the latest batches, which are in the sample requests anyway.
@@ -78,14 +78,11 @@ class ReplayHistograms:
     """
 
     def __init__(self, sample_requests: SampleRequests, shards: int) -> None:
-        arrays = SharedArrays({"asked": ((1,), "int64"), "counts": ((shards, BINS), "int64")})
-        self.__setstate__((sample_requests, arrays))
+        self._sample_requests = sample_requests
+        self._arrays = SharedArrays({"asked": ((1,), "int64"), "counts": ((shards, BINS), "int64")})
+        self._attach()
 
-    def __getstate__(self) -> tuple[SampleRequests, SharedArrays]:
-        return self._sample_requests, self._arrays
-
-    def __setstate__(self, state: tuple[SampleRequests, SharedArrays]) -> None:
-        self._sample_requests, self._arrays = state
+    def _attach(self) -> None:
         self.asked: Counts = self._arrays["asked"]
         """[1]: number of the driver's requests so far. A shard reads it in every step."""
 

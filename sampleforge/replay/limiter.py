@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import SharedArrays, SharedViews
 
 _SHARD_COUNTERS = {
     "inserted": "int64",  # items that could be sampled, in total
@@ -36,7 +36,7 @@ _LEARNER_COUNTERS = {
 }
 
 
-class ReplayCounters:
+class ReplayCounters(SharedViews):
     """Counters of each shard, [shards] each, in shared memory. The shard writes those of
     `_SHARD_COUNTERS`, the learner those of `_LEARNER_COUNTERS`."""
 
@@ -58,15 +58,12 @@ class ReplayCounters:
 
     def __init__(self, shards: int) -> None:
         columns = {**_SHARD_COUNTERS, **_LEARNER_COUNTERS}
-        self.__setstate__(SharedArrays({n: ((shards,), dtype) for n, dtype in columns.items()}))
+        self._arrays = SharedArrays({n: ((shards,), dtype) for n, dtype in columns.items()})
+        self._attach()
 
-    def __getstate__(self) -> SharedArrays:
-        return self._arrays
-
-    def __setstate__(self, arrays: SharedArrays) -> None:
-        self._arrays = arrays
+    def _attach(self) -> None:
         for name in (*_SHARD_COUNTERS, *_LEARNER_COUNTERS):
-            setattr(self, name, arrays[name])
+            setattr(self, name, self._arrays[name])
 
     @property
     def shards(self) -> int:

@@ -31,7 +31,7 @@ from sampleforge.replay.items import first_estimates
 from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.sum_tree import SumTree, padded_leaves
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import SharedArrays, SharedViews
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ShardSlots:
     capacity: int
 
 
-class ShardMemory:
+class ShardMemory(SharedViews):
     """The priorities of the items of one shard, and when each of its slots was stored.
 
     It and the slots' owners are all that a shard needs to go on in a new process; upper levels of
@@ -62,13 +62,10 @@ class ShardMemory:
         }
         if prioritised:
             arrays["leaves"] = ((padded_leaves(slots * items),), "float64")
-        self.__setstate__((prioritised, SharedArrays(arrays)))
+        self._prioritised, self._arrays = prioritised, SharedArrays(arrays)
+        self._attach()
 
-    def __getstate__(self) -> tuple[bool, SharedArrays]:
-        return self._prioritised, self._arrays
-
-    def __setstate__(self, state: tuple[bool, SharedArrays]) -> None:
-        self._prioritised, self._arrays = state
+    def _attach(self) -> None:
         arrays = self._arrays
         self.order: npt.NDArray[np.int64] = arrays["order"]
         """[slots]: number of the insertion that stored each slot, from 1."""

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from sampleforge.replay.shard import ReplayShard
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import SharedArrays, SharedViews
 from sampleforge.shared.wakeup import Wakeup
 
 Array = npt.NDArray[Any]
@@ -176,7 +176,7 @@ def saved_bytes(slots: TrajectorySlots, stored: int, prioritised: bool, rings: i
     return stored * (each + 8 * prioritised * slots.shape.items) + rings
 
 
-class ReplayArchive:
+class ReplayArchive(SharedViews):
     """The channel between the driver, which requests that the replay is saved, and the shards,
     which save it.
 
@@ -208,13 +208,6 @@ class ReplayArchive:
     def _attach(self) -> None:
         self.asked = self._arrays["asked"]
         """[1]: number of the latest request. A shard reads it in every step."""
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "asked"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._attach()
 
     # ---- driver ----
 

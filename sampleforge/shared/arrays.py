@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -129,3 +130,19 @@ class SharedArrays:
         self, state: tuple[torch.Tensor, dict[str, tuple[tuple[int, ...], str]]]
     ) -> None:
         self._attach(*state)
+
+
+class SharedViews(ABC):
+    """The base of an object that has arrays of shared memory as attributes. `_attach` sets them:
+    when it is made, and in each process that it is pickled to, because arrays would be copied."""
+
+    @abstractmethod
+    def _attach(self) -> None:
+        """Set the attributes that are arrays of shared memory."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: value for n, value in vars(self).items() if not isinstance(value, np.ndarray)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._attach()

@@ -117,16 +117,14 @@ class EpisodeQueue:
 
     def __init__(self, actors: int, capacity: int = 16384) -> None:
         each = (actors, capacity)
-        self.__setstate__(
-            SharedArrays(
-                {
-                    # split, row, length, policy, seat, opponent, more, game_length, stats
-                    "who": ((*each, 9), "int64"),
-                    "ret": ((*each, 2), "float64"),  # the agent's, the opponent's
-                    "head": ((actors, 8), "int64"),  # a cache line each
-                    "tail": ((actors, 8), "int64"),
-                }
-            )
+        self._arrays = SharedArrays(
+            {
+                # split, row, length, policy, seat, opponent, more, game_length, stats
+                "who": ((*each, 9), "int64"),
+                "ret": ((*each, 2), "float64"),  # the agent's, the opponent's
+                "head": ((actors, 8), "int64"),  # a cache line each
+                "tail": ((actors, 8), "int64"),
+            }
         )
 
     def put(self, records: Iterable[EpisodeRecord], waiting: Callable[[], None] = _nothing) -> None:
@@ -169,12 +167,6 @@ class EpisodeQueue:
                 records.append(EpisodeRecord(actor, split, row, ret, length, *who))
             arrays["head"][actor, 0] = tail
         return records
-
-    def __getstate__(self) -> SharedArrays:
-        return self._arrays
-
-    def __setstate__(self, arrays: SharedArrays) -> None:
-        self._arrays = arrays
 
 
 OF_EPISODES = "#episodes"

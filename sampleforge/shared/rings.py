@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import SharedArrays, SharedViews
 
 ORDERED_STORES = ("x86_64", "amd64", "i386", "i686", "x86")
 """Machines, as `platform.machine` names them in lower case, on which stores become visible in
@@ -39,7 +39,7 @@ def next_in_turn(candidates: npt.NDArray[np.intp], turn: int) -> int:
     return int(candidates[candidates.searchsorted(turn) % len(candidates)])
 
 
-class IndexRings:
+class IndexRings(SharedViews):
     """``count`` independent rings of small integers, each with a single producer and a single
     consumer.
 
@@ -133,10 +133,3 @@ class IndexRings:
     def total(self) -> int:
         """Return the number of items in all rings together."""
         return int((self._tail[:, 0] - self._head[:, 0]).sum())
-
-    def __getstate__(self) -> tuple[int, SharedArrays]:
-        return self._capacity, self._arrays
-
-    def __setstate__(self, state: tuple[int, SharedArrays]) -> None:
-        self._capacity, self._arrays = state
-        self._attach()

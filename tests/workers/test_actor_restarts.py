@@ -141,7 +141,7 @@ def test_complete_rollouts_arrive_once_and_incomplete_ones_never_after_a_kill(ma
 def test_an_incomplete_episode_record_is_not_read_and_does_not_block_the_queue() -> None:
     episodes = EpisodeQueue(2, capacity=2)
     episodes.put([EpisodeRecord(1, 0, 3, 7.5, 9)])
-    arrays = episodes.__getstate__()
+    arrays = episodes._arrays
     arrays["who"][1, 1] = 5  # written, and killed before the ring's end moved
     assert episodes.take() == [EpisodeRecord(1, 0, 3, 7.5, 9)]
     assert episodes.take() == []
