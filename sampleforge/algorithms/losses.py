@@ -144,25 +144,20 @@ class SumOfLosses(Loss):
 
     @property
     def looks_along_time(self) -> bool:
-        """Whether one of the losses does."""
         return any(loss.looks_along_time for loss in self._losses)
 
     @property
     def has_policy_values(self) -> bool:
-        """Whether those of one of the losses are."""
         return any(loss.has_policy_values for loss in self._losses)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
         return {n: value for loss in self._losses for n, value in loss.hyperparameters().items()}
 
     def change(self, new: Mapping[str, Any]) -> None:
-        """Set the new values of the losses' hyperparameters; ignore all others."""
         for loss in self._losses:
             loss.change(new)
 
     def prepare(self, model: Any, experience: Experience) -> Experience:
-        """Return the experience with the columns that are computed once per batch."""
         for loss in self._losses:
             experience = loss.prepare(model, experience)
         return experience

@@ -338,13 +338,9 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
             self.model.normaliser.update(leaves, valid, self._gather)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name; of what follows a schedule, those
-        that it follows."""
         return super().hyperparameters() | self._loss.hyperparameters() | self._own_values
 
     def change(self, new: Mapping[str, Any], *, relative: bool = False) -> None:
-        """Change hyperparameters, from the next update on; see `Learner`. Raises ValueError for a
-        name that cannot change, ConfigError for a value out of range."""
         rate, initial = self._learning_rate, self._config.learning_rate
         super().change(new)
         if relative and self._adapts_rate and "learning_rate" in new:

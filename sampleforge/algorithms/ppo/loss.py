@@ -68,22 +68,18 @@ class PpoLoss(Loss):
         self._least_std = config.advantage_floor if normalises_returns else 0.0
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
         return values(self._config, PPO_LOSS_HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
-        """Set the new values of the loss's hyperparameters; ignore all others."""
         self._config = changed(self._config, PPO_LOSS_HYPERPARAMETERS, new)
         self._gamma = new.get("gamma", self._gamma)
 
     @property
     def has_policy_values(self) -> bool:
-        """Yes: see `Loss.has_policy_values`."""
         return True
 
     @property
     def looks_along_time(self) -> bool:
-        """Whether minibatches must hold whole rows even for a model without a recurrent core."""
         return self._config.advantage == "vtrace"
 
     @torch.no_grad()

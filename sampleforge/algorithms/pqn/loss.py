@@ -38,11 +38,9 @@ class PqnLoss(Loss):
         self._gamma = gamma
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
         return values(self._config, HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
-        """Set the new values of the loss's hyperparameters; ignore all others."""
         self._config = changed(self._config, HYPERPARAMETERS, new)
         self._gamma = new.get("gamma", self._gamma)
 

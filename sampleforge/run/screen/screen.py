@@ -267,9 +267,6 @@ class NotebookDisplay(LiveDisplay):
         else:
             self._shown.update(data, raw=True)
 
-    def message(self, text: str, level: str) -> None:
-        self._console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
-
     def close(self) -> None:
         """Leave the panels as they are."""
 
