@@ -197,9 +197,8 @@ class OnlineRatings:
     chance to win is the one of the Elo scale, once the ratings are certain.
     """
 
-    def __init__(self, anchor: float = ANCHOR) -> None:
-        """``anchor``: the rating of a player without games. Raises ConfigError if openskill is
-        missing."""
+    def __init__(self) -> None:
+        """Raises ConfigError if openskill is missing."""
         try:
             from openskill.models import BradleyTerryFull
         except ModuleNotFoundError as error:
@@ -208,13 +207,12 @@ class OnlineRatings:
                 'pip install "sampleforge[populations]"'
             ) from error
         self._model = BradleyTerryFull()
-        self._anchor = anchor
         self._scale = ELO_PER_NAT / (math.sqrt(2.0) * self._model.beta)
         self._ratings: dict[str, Any] = {}
 
     def add_player(self, player: str, like: str | None = None) -> None:
         """Add a player without games: with the rating of the player ``like``, whose weights it has,
-        or with the anchor's."""
+        or with `ANCHOR`."""
         rating = self._model.rating()
         if like is not None:
             rating = self._model.rating(mu=self._ratings[like].mu, sigma=self._ratings[like].sigma)
@@ -231,9 +229,8 @@ class OnlineRatings:
     def __getitem__(self, player: str) -> Rating:
         """Return the rating of a player."""
         rating = self._ratings[player]
-        return Rating(
-            self._anchor + self._scale * (rating.mu - self._model.mu), self._scale * rating.sigma
-        )
+        elo = ANCHOR + self._scale * (rating.mu - self._model.mu)
+        return Rating(elo, self._scale * rating.sigma)
 
     def remove(self, player: str) -> None:
         """Forget a player."""
