@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -121,7 +122,16 @@ def summed_up(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def output(command: list[str], cwd: str | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    """Return what a command prints. It imports the package of this checkout."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return done.stdout

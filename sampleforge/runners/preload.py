@@ -4,7 +4,7 @@ import gc
 import os
 
 from sampleforge.runtime.imports import import_heavy
-from sampleforge.runtime.processes import PRELOADED, end_with_parent
+from sampleforge.runtime.processes import PRELOADED, end_with_parent, restore_search_path
 
 
 def import_all() -> None:
@@ -26,4 +26,5 @@ def import_all() -> None:
 
 
 end_with_parent()  # before the imports: the server must also end if the driver dies during them
+restore_search_path()
 import_all()

@@ -18,8 +18,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import FrameType
@@ -65,6 +65,8 @@ _OUTLIVED = tuple(number for number in ENDING if number != signal.SIGINT)
 """Those of them that workers handle and do nothing; SIGINT they ignore."""
 PRELOADED = "SAMPLEFORGE_FORK_SERVER_IMPORTS"
 """The environment variable of a fork server with the modules that its children need."""
+PATH_BEFORE = "SAMPLEFORGE_PYTHONPATH_BEFORE"
+"""The environment variable of a fork server with the PYTHONPATH of the driver."""
 STARTED_BY_THREAD = "SAMPLEFORGE_FORK_SERVER_OF_THREAD"
 """The environment variable of a fork server that must not end with the thread that starts it."""
 LONGEST_TEMP_DIR = 60
@@ -156,21 +158,56 @@ def _start_fork_server(modules: Iterable[str]) -> None:
     process_context()
     _keep_addresses_short()
     raise_limit()  # the server inherits it, and its children from it
+    variables = {PRELOADED: " ".join(modules), **_search_path()}
     if threading.current_thread() is not threading.main_thread():
-        os.environ[STARTED_BY_THREAD] = "1"
+        variables[STARTED_BY_THREAD] = "1"
     # A signal that ends the driver goes to its whole process group, but the server and its
     # children must live until the driver has saved a checkpoint: they inherit the mask.
     # Signals are blocked, not ignored, so that one that arrives now still reaches this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    os.environ[PRELOADED] = " ".join(modules)
     try:
         resource_tracker.ensure_running()  # the server needs it; it unblocks some signals
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-        forkserver.ensure_running()
+        with _environment(variables):
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.environ.pop(STARTED_BY_THREAD, None)
-        del os.environ[PRELOADED]
+
+
+def _search_path() -> dict[str, str]:
+    """Return the environment variables with which a fork server imports this copy of the package,
+    and not one that is installed beside it: up to Python 3.13.0 at least, it searches for modules
+    where a new interpreter does, not where the driver does."""
+    folder = Path(__file__).parents[2]
+    if folder.name in ("site-packages", "dist-packages"):
+        return {}
+    before = os.environ.get("PYTHONPATH", "")
+    return {PATH_BEFORE: before, "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), before)))}
+
+
+def restore_search_path() -> None:
+    """Have the programs that a fork server's children start search for modules where those of the
+    driver do."""
+    before = os.environ.pop(PATH_BEFORE, None)
+    if before:
+        os.environ["PYTHONPATH"] = before
+    elif before is not None:
+        del os.environ["PYTHONPATH"]
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have the processes that start within it inherit these environment variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def remove_socket_folder() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import sampleforge
 from sampleforge.runtime.processes import process_context, start_fork_server
 
 PROGRAM = """
@@ -125,3 +126,51 @@ def page_faults(how: str) -> int:
 def test_freed_memory_is_used_again_without_a_page_fault() -> None:
     assert page_faults("default") > 10_000, "the loss that the setting prevents"
     assert page_faults("kept") < 100
+
+
+OF_A_COPY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import sampleforge
+from sampleforge.runtime.processes import process_context, start_fork_server
+
+def where(said):
+    said.send((sampleforge.__file__, os.environ.get("PYTHONPATH")))
+
+if __name__ == "__main__":
+    start_fork_server()
+    listening, said = process_context().Pipe(duplex=False)
+    worker = process_context().Process(target=where, args=(said,))
+    worker.start()
+    assert listening.poll(100)
+    found, path = listening.recv()
+    worker.join()
+    assert found == sampleforge.__file__, (found, sampleforge.__file__)
+    assert path == os.environ.get("PYTHONPATH") == (sys.argv[2] or None), path
+    print(found)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a fork server")
+@pytest.mark.parametrize("path", ["", os.sep])
+def test_workers_import_the_copy_of_the_package_that_the_driver_has(
+    tmp_path: Path, path: str
+) -> None:
+    """Python 3.11 gives the fork server no search path, so that it imported the copy that is
+    installed, and workers of another version unpickled what this one had sent."""
+    copy, script = tmp_path / "copy", tmp_path / "script.py"
+    copy.mkdir()
+    (copy / "sampleforge").symlink_to(Path(sampleforge.__file__).parent)
+    script.write_text(OF_A_COPY)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYTHONPATH": path} if path else {}
+    run = subprocess.run(
+        [sys.executable, script, copy, path],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == str(copy / "sampleforge" / "__init__.py")
