@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -69,7 +69,9 @@ def decisive_modules(algo: str, env: str) -> frozenset[str]:
     pair = pairing(ALGOS[algo])
     algorithm, topology = pair.algorithm, pair.topology
     parts = [algorithm.new_network, algorithm.new_learner, algorithm.new_acting, topology.plan]
-    parts += [topology.wire, pair.resolve_defaults, one_row_each, NetworkMaker]
+    wire = topology.wire  # of two topologies it is bound to what differs between them
+    parts += [wire.func, *wire.args] if isinstance(wire, partial) else [wire]
+    parts += [pair.resolve_defaults, one_row_each, NetworkMaker]
     homes = {part.__module__ for part in (*parts, *ALGOS[algo].__mro__) if part is not None}
     return frozenset({*homes, *family_modules(env)})
 

@@ -115,11 +115,12 @@ def evaluate(
     stage = config.played_in(env, env_kwargs or {})
     rows, limit = _with_limit(stage, max_episode_steps, None if env or env_kwargs else spec)
     count = episodes or EPISODES
+    exported = None if onnx is None else OnnxPolicy(onnx)  # its path is the caller's
     with ExitStack() as resources:
-        contestant = _contestant(
-            folder, config, which, policy, onnx, recorded=observers.recorder is not None
-        )
         _leave_directory(stage, config, resources)
+        contestant = _contestant(
+            folder, config, which, policy, exported, recorded=observers.recorder is not None
+        )
         observers.alive()
         envs = _rows(rows, count, seed, spec, contestant, observers, resources)
         resources.callback(limit_threads(1))
@@ -212,14 +213,14 @@ def _contestant(
     config: AnyConfig,
     which: str,
     policy: str | None,
-    onnx: str | Path | None,
+    exported: OnnxPolicy | None,
     *,
     recorded: bool,
 ) -> _Contestant:
-    """Return the policy that is exported in the file ``onnx``, or without one that of a checkpoint.
-    ``recorded``: what it does is recorded."""
-    if onnx is not None:
-        return _of_export(OnnxPolicy(onnx), config)
+    """Return the ``exported`` policy, or without one that of a checkpoint. ``recorded``: what it
+    does is recorded."""
+    if exported is not None:
+        return _of_export(exported, config)
     model, spec, state = load_model(folder, config, which, policy)
 
     def meet(envs: EnvVector, group: int) -> None:
