@@ -301,16 +301,17 @@ def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
     args = _with_whole_lists(cls, args)
     switches, numbers = _optional_switches(cls), _numbers(cls)
     words: list[str] = []
-    optional: bool | None = None  # None if the word before takes no number
+    before = ""
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         flag, value = switches.get(arg.replace("_", "-"), (arg, None))
         has_value = value == "True" and following in ("True", "False", "None")
         name, equals, given = arg.partition("=")
-        if optional is not None:
-            arg = _number(arg, optional)
-        elif equals and name.replace("_", "-") in numbers:
-            arg = f"{name}={_number(given, numbers[name.replace('_', '-')])}"
-        optional = numbers.get(arg.replace("_", "-"))
+        name = name.replace("_", "-")
+        if before in numbers:
+            arg = _number(arg, numbers[before])
+        elif equals and name in numbers:
+            arg = f"{name}={_number(given, numbers[name])}"
+        before = arg.replace("_", "-")
         words += [arg] if value is None or has_value else [flag, value]
     return words
 

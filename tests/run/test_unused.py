@@ -223,12 +223,19 @@ def test_settings_without_effect_are_named(config: AnyConfig, expected: list[str
     assert told(config) == expected
 
 
-def test_behaviour_cloning_reads_no_rewards(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**CARTPOLE, "input": (str(tmp_path / "data"),)}
-    spec = spec_of(MarwilConfig(**settings))
+def of_data(config: type[AnyConfig], path: Path) -> dict[str, Any]:
+    """Return the settings of a run that learns from an episode of CartPole, which is written to
+    ``path``."""
+    settings: dict[str, Any] = {**CARTPOLE, "input": (str(path),)}
+    spec = spec_of(config(**settings))
     (episode,) = recorded([8], spec.actions)
     seen = {"obs": np.zeros((9, 4), np.float32)}
-    write_dataset(tmp_path / "data", spec, [dataclasses.replace(episode, observations=seen)])
+    write_dataset(path, spec, [dataclasses.replace(episode, observations=seen)])
+    return settings
+
+
+def test_behaviour_cloning_reads_no_rewards(tmp_path: Path) -> None:
+    settings = of_data(MarwilConfig, tmp_path / "data")
     settings |= {"gamma": 0.9, "decorrelate": False}
     assert told(MarwilConfig(**settings)) == ["--no-decorrelate"]
     clones = MarwilConfig(**settings, advantage_exponent=0.0)
@@ -237,11 +244,7 @@ def test_behaviour_cloning_reads_no_rewards(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_from_data_alone_no_actor_explores_and_rewards_have_no_unit(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**CARTPOLE, "input": (str(tmp_path / "data"),)}
-    spec = spec_of(ApexConfig(**settings))
-    (episode,) = recorded([8], spec.actions)
-    seen = {"obs": np.zeros((9, 4), np.float32)}
-    write_dataset(tmp_path / "data", spec, [dataclasses.replace(episode, observations=seen)])
+    settings = of_data(ApexConfig, tmp_path / "data")
     acting: dict[str, Any] = {
         "num_workers": 1,
         "inference": "worker",
