@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
+from sampleforge.cli.flags import parse
 from sampleforge.cli.outputs import check_file, check_given_once, check_out, warn
+from sampleforge.cli.words import KEY_VALUES, Scalar
 from sampleforge.config import Checked, ConfigError, check_range
 from sampleforge.runtime.files import to_json, write_atomically
 from sampleforge.tools.jobs.jobs import FILE_WIDTH

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sampleforge.cli.flags import KEY_JSON, parse
+from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
+from sampleforge.cli.words import KEY_JSON
 from sampleforge.config import ConfigError, typed
 from sampleforge.runtime.files import to_json
 

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
+from sampleforge.cli.flags import parse
 from sampleforge.cli.sweep import JobsFlags
 from sampleforge.cli.train import parse_config
+from sampleforge.cli.words import KEY_VALUES, Scalar
 from sampleforge.config import ConfigError, check_range
 from sampleforge.runtime.files import to_json
 from sampleforge.topologies.config import AnyConfig

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from sampleforge.cli.flags import KEY_JSON
+from sampleforge.cli.words import KEY_JSON
 from sampleforge.config import Checked, check_range, check_seed
 from sampleforge.run.folder.trust import Trust
 

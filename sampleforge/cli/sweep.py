@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from sampleforge.cli.flags import KEY_VALUES, Scalar, parse
+from sampleforge.cli.flags import parse
+from sampleforge.cli.words import KEY_VALUES, Scalar
 from sampleforge.runtime.files import to_json
 from sampleforge.tools.jobs.jobs import JobsConfig
 

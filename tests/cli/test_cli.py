@@ -14,8 +14,8 @@ import yaml
 
 from sampleforge import presets
 from sampleforge.cli import VERBS, main
-from sampleforge.cli.flags import key_values
 from sampleforge.cli.train import parse_config
+from sampleforge.cli.words import key_values
 from sampleforge.config import ConfigError, to_plain, typed
 from sampleforge.presets.scores import duration, read_scores
 from sampleforge.run.screen.messages import banner
