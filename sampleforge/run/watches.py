@@ -1,6 +1,6 @@
 """What a session watches, and warns of: environments that start late or raise errors, memory that
-grows, stale experience, policies that are never picked, returns that never differ, and a run that
-learns nothing."""
+grows, stale experience, learners that compute other probabilities than their actors, policies that
+are never picked, returns that never differ, and a run that learns nothing."""
 
 from __future__ import annotations
 
@@ -289,6 +289,35 @@ class StaleExperience(Callback):
                 session.message(f"{of}{text}", "warning")
 
 
+OTHER = 0.1
+"""Deviation of a ratio from 1, before the first gradient step, above which the user is told of it;
+in bf16 and with a recurrent core it is below 1e-5."""
+
+
+class OtherProbabilities(Callback):
+    """Warns at the first report in which the learner's probabilities of actions, by the weights
+    that they were drawn with, are not those of the actors."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._silent = {graph.prefix(group): group.id for group in graph.groups}
+        """The groups that have not been warned of, by what their metrics begin with."""
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        for prefix, group in list(self._silent.items()):
+            deviation = report.get(f"{prefix}ratio_deviation_first", 0.0)
+            if deviation > OTHER and report[f"{prefix}policy_lag_max"] == 0:
+                del self._silent[prefix]
+                session.message(
+                    f"{group + ': ' if prefix else ''}the learner computes other probabilities of "
+                    "the actions than the actors, from the same weights (up to "
+                    f"{deviation:.0%} off, ratio_deviation_first), so that the first step of "
+                    "an update is clipped already; batch normalisation, dropout and whatever else "
+                    "makes an encoder or head depend on chance or on the other rows of a batch "
+                    "do that: take them out (layer normalisation does not)",
+                    "warning",
+                )
+
+
 SAME = 200
 """Number of first episodes whose returns, if they are all the same, the user is told of."""
 ENDLESS = 2000
@@ -491,7 +520,8 @@ def own_callbacks(session: Session, others: Sequence[Callback]) -> list[Callback
     session.check_stop = stop.check
     callbacks = [system, MemoryGrowth(system), stop, Starting()]
     callbacks += [EnvRestarts(graph.counters, config.max_env_restart_rate)]
-    callbacks += [StaleExperience(graph), session.checkpoints, Learned()]
+    callbacks += [StaleExperience(graph), OtherProbabilities(graph)]
+    callbacks += [session.checkpoints, Learned()]
     if not _learns_nothing(session):
         callbacks.append(NoSignal())
     if graph.recording is not None:

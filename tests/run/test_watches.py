@@ -1,16 +1,20 @@
 """What a session watches: the user is told of environments that start late, of memory that grows,
-of a policy that is never picked, and of a run that learns nothing."""
+of a policy that is never picked, of a learner that computes other probabilities than its actors,
+and of a run that learns nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.run import watches
@@ -18,6 +22,7 @@ from sampleforge.run.callback import Callback, Message
 from sampleforge.run.session import Session
 from sampleforge.run.watches import MemoryGrowth, Starting
 from sampleforge.shared.counters import Counters
+from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import (
     AnyConfig,
     ApexConfig,
@@ -434,3 +439,47 @@ def test_ape_x_that_ends_before_its_first_rollout_says_so(tmp_path: Path) -> Non
     assert told.warnings[0].startswith("--train-for-env-steps 400: nothing will be learned")
     assert all("whole rollouts are added, of 200 steps x " in text for text in told.warnings)
     assert len(told.warnings) == 2, "at the start and at the end"
+
+
+class OfItsRow(nn.Module):
+    """An encoder whose features of a row are the same whatever else is in the batch."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], _: ModelConfig) -> None:
+        super().__init__()
+        self.out_features = 16
+        self.layer = nn.Linear(observations["obs"].shape[0], self.out_features)
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.layer(obs["obs"].float()).tanh()
+
+
+class OfItsBatch(OfItsRow):
+    """One with batch normalisation, which takes other statistics in learners than in actors."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__(observations, config)
+        self.norm = nn.BatchNorm1d(self.out_features)
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.norm(super().forward(obs))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cls", [AppoConfig, DdppoConfig])
+def test_learners_that_compute_other_probabilities_than_the_actors_are_warned_of_once(
+    cls: type[Any], tmp_path: Path
+) -> None:
+    """Nothing else shows it: with batch normalisation the training goes on, and learns less."""
+    for encoder, times in ((OfItsBatch, 1), (OfItsRow, 0)):
+        name = encoder.__name__
+        config = cls(
+            **PPO if cls is AppoConfig else SERIAL,
+            model=ModelConfig(encoder=f"{__name__}:{name}"),
+            learning_rate=1e-2,
+            train_for_env_steps=3000,
+            run_dir=str(tmp_path / name),
+        )
+        told = trained(config)
+        found = [text for text in told.warnings if "computes other probabilities" in text]
+        assert len(found) == times, (name, told.warnings, told.reports)
+        assert all("batch normalisation" in text for text in found)
