@@ -74,12 +74,19 @@ class Learned(Callback):
         steps = session.graph.total("env_steps")
         if session.is_interrupted() or _learns_nothing(session) or not steps:
             return
+        dropped = session.graph.total("nonfinite_steps")
         for policy in session.statistics.policies:
             if not policy.updates_since_start[0]:
                 why = _first_update(session, policy.id)[1]
+                remedy = ". Train for longer"
+                if dropped > steps / 2:
+                    remedy = (
+                        f", and {dropped:,.0f} steps were dropped, because a value was not finite; "
+                        "the warning of the first one names it"
+                    )
                 session.alert(
                     f"{_subject(session, policy.id)} has learned nothing: there was no update in "
-                    f"{steps:,.0f} env steps, because {why}. Train for longer"
+                    f"{steps:,.0f} env steps, because {why}{remedy}"
                 )
 
 

@@ -355,5 +355,6 @@ class ActorWorker(EventDriven):
             raise NotFiniteError(
                 f"{self.name}, split {split.index}, {why}, in {MAX_IN_A_ROW} rollouts in a row; "
                 "are observations far too large, or has the training diverged? Scale them in the "
-                "environment, use --model.normalise-observations, or lower --learning-rate"
+                "environment, use --model.normalise-observations, or lower --learning-rate; an "
+                "encoder or head of your own may do that as well"
             )

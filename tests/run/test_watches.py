@@ -453,6 +453,19 @@ class OfItsRow(nn.Module):
         return self.layer(obs["obs"].float()).tanh()
 
 
+class NotFinite(OfItsRow):
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return super().forward(obs) * torch.nan
+
+
+def test_a_run_whose_steps_were_dropped_is_not_told_to_train_for_longer(tmp_path: Path) -> None:
+    model = ModelConfig(encoder=f"{__name__}:{NotFinite.__name__}")
+    told = trained(appo(tmp_path, train_for_env_steps=256, model=model))
+    (text,) = [text for text in told.warnings if "has learned nothing" in text]
+    assert "steps were dropped, because a value was not finite" in text
+    assert "Train for longer" not in text
+
+
 class OfItsBatch(OfItsRow):
     """One with batch normalisation, which takes other statistics in learners than in actors."""
 
