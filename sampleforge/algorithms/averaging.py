@@ -52,8 +52,9 @@ class Averaging:
         loss.backward()  # type: ignore[no-untyped-call]
         return metrics
 
-    def clear(self, flat: FlatParameters) -> None:
-        """Set the gradients to zero, before the caller computes those of this rank's rows."""
+    def clear(self, flat: FlatParameters, terms: int = 1) -> None:
+        """Set the gradients to zero, before the caller computes those of this rank's rows, in so
+        many backward passes, one for each of the loss's ``terms``."""
         flat.zero_gradient()
 
     def finish(self, flat: FlatParameters) -> None:
@@ -91,8 +92,8 @@ class DataParallel(Averaging):
         wait_for_means()
         return dict(zip(metrics, means.unbind(), strict=True))
 
-    def clear(self, flat: FlatParameters) -> None:
-        self._buckets[flat].clear()
+    def clear(self, flat: FlatParameters, terms: int = 1) -> None:
+        self._buckets[flat].clear(terms)
 
     def finish(self, flat: FlatParameters) -> None:
         self._buckets[flat].finish()
@@ -103,7 +104,8 @@ class GradientBuckets:
 
     If there are several, the all-reduce of a bucket begins as soon as its last gradient is
     complete, in the order of the buckets, which is the same on all ranks. A parameter that a loss
-    does not depend on contributes zeros. Gradients that arrive outside `clear` and `finish`, of the
+    does not depend on contributes zeros; one that only some of its terms depend on keeps its bucket
+    and those after it until the end. Gradients that arrive outside `clear` and `finish`, of the
     loss of other parameters, send nothing.
     """
 
@@ -125,15 +127,16 @@ class GradientBuckets:
                     parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
         self._expects = False
 
-    def clear(self) -> None:
-        """Set all gradients to zero; call it before each backward pass."""
+    def clear(self, terms: int = 1) -> None:
+        """Set all gradients to zero; call it before the backward passes, of which there are
+        ``terms``."""
         self._expects = True
-        self._missing = list(self._sizes)
+        self._missing = [terms * size for size in self._sizes]
         self._waits: list[Callable[[], None]] = []
         self._parameters.zero_gradient()
 
     def finish(self) -> None:
-        """Wait until the gradients are sums over the ranks; call it after each backward pass."""
+        """Wait until the gradients are sums over the ranks; call it after the backward passes."""
         self._expects = False
         for flat in self._flat[len(self._waits) :]:
             self._waits.append(self._all_reduce(flat))

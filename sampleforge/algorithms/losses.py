@@ -22,10 +22,12 @@ GATHERED = 512
 
 class MinibatchLosses(Protocol):
     """The loss of each minibatch of an update. ``rows``, float64 [S]: the valid rows of each, by
-    number or weight, over all ranks; 0 if there is nothing to learn from. Call `differentiate` for
-    each in turn, then `metrics`."""
+    number or weight, over all ranks; 0 if there is nothing to learn from. ``terms``: number of
+    backward passes that `differentiate` makes. Call `differentiate` for each in turn, then
+    `metrics`."""
 
     rows: Tensor
+    terms: int
 
     def differentiate(self, number: int) -> None:
         """Add to the gradients of the parameters, which are 0, those of this rank's part of the
@@ -96,6 +98,8 @@ class Loss:
 
 class _OneByOne:
     """The `MinibatchLosses` by autograd."""
+
+    terms = 1
 
     def __init__(
         self,
@@ -183,6 +187,7 @@ class _Sum:
     def __init__(self, terms: list[MinibatchLosses]) -> None:
         self._terms = sorted(terms, key=lambda term: isinstance(term, _OneByOne))
         self.rows = terms[0].rows
+        self.terms = sum(term.terms for term in terms)
 
     def differentiate(self, number: int) -> None:
         for term in self._terms:

@@ -305,7 +305,7 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
         burdens = torch.where(empty, torch.inf, 0.0).float().unbind()
         norms = []
         for number, burden in enumerate(burdens):
-            self.averaging.clear(flat)
+            self.averaging.clear(flat, losses.terms)
             losses.differentiate(number)
             self.averaging.finish(flat)
             norms.append(self._clip_gradient(self._optimiser))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from itertools import pairwise
 
 import pytest
 import torch
 
-from sampleforge.algorithms.averaging import DataParallel, GradientBuckets
-from sampleforge.algorithms.flat_parameters import FlatParameters
+from sampleforge.algorithms.averaging import BUCKET_BYTES, Averaging, DataParallel, GradientBuckets
+from sampleforge.algorithms.experience import Experience, Minibatches, experience_of
+from sampleforge.algorithms.flat_parameters import FlatParameters, flatten
+from sampleforge.algorithms.losses import Loss, SumOfLosses
+from sampleforge.ops.running_stats import Gather
 from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig
@@ -155,3 +159,43 @@ def test_a_parameter_without_gradient_on_one_rank_is_averaged_with_zeros() -> No
 
     for found in on_ranks(2, work):
         assert found == [[2.0] * 3, [1.0] * 3, [2.0] * 3]
+
+
+class Scaled(Loss):
+    """A multiple of the mean of the model's squared outputs, by autograd."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def __call__(
+        self, model: torch.nn.Module, experience: Experience, gather: Gather
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self._factor * model(experience.obs["obs"]).square().mean(), {}
+
+
+def test_several_buckets_of_a_sum_of_losses_are_sent_with_the_gradients_of_all_its_terms() -> None:
+    """Each term is a backward pass of its own."""
+    part = experience_of(rows(batches("none")[0], 0, 4), config(), version=0)
+    size = part.obs["obs"].shape[-1]
+    models = [torch.nn.Sequential(torch.nn.Linear(size, 1024), torch.nn.Linear(1024, 2048))]
+    models += [copy.deepcopy(models[0]) for _ in range(2)]
+
+    def gradient(model: torch.nn.Module, averaging: Averaging, loss: Loss) -> torch.Tensor:
+        flat = flatten(model)
+        averaging.follow(flat)
+        minibatches = Minibatches([None], part, whole_rows=True)
+        losses = loss.of_minibatches(model, part, minibatches, None, "fp32", averaging.all_gather)
+        averaging.clear(flat, losses.terms)
+        losses.differentiate(0)
+        averaging.finish(flat)
+        return flat.chunks[0].gradient
+
+    alone = gradient(models.pop(), Averaging(), Scaled(4.0))
+    assert alone.nbytes > 2 * BUCKET_BYTES
+    both = SumOfLosses(Scaled(1.0), Scaled(3.0))
+
+    def work(group: RankGroup) -> torch.Tensor:
+        return gradient(models[group.rank], DataParallel(group), both)
+
+    for found in on_ranks(2, work, room=1 << 25):
+        torch.testing.assert_close(found, alone, atol=1e-3, rtol=1e-3)  # they have the same rows

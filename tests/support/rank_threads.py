@@ -22,11 +22,15 @@ ROOM = 1 << 20
 
 
 def on_ranks(
-    count: int, work: Callable[[RankGroup], T], way: str = "memory", timeout: float = 20.0
+    count: int,
+    work: Callable[[RankGroup], T],
+    way: str = "memory",
+    timeout: float = 20.0,
+    room: int = ROOM,
 ) -> list[T]:
     """What ``work`` returns on each of ``count`` ranks, which are joined in the given way. The
     first exception is raised."""
-    memory, store = RankMemory(count, ROOM), dist.HashStore()  # type: ignore[attr-defined]
+    memory, store = RankMemory(count, room), dist.HashStore()  # type: ignore[attr-defined]
 
     def join(number: int) -> RankGroup:
         if way == "memory":

@@ -133,6 +133,8 @@ class PpoMinibatches:
     in the unit of values.
     """
 
+    terms = 1
+
     def __init__(
         self,
         model: ActorCritic,
