@@ -110,10 +110,16 @@ class RunPlan:
 
 
 def plan_run(
-    chosen: Pairing, config: AnyConfig, spec: EnvSpec, roles: PolicyRoles | None = None
+    chosen: Pairing,
+    config: AnyConfig,
+    spec: EnvSpec,
+    roles: PolicyRoles | None = None,
+    asked: AnyConfig | None = None,
 ) -> RunPlan:
     """Resolve the defaults of a config and plan the sizes of the run. ``roles``: None for those
-    that the config describes. Raises ConfigError for what cannot run."""
+    that the config describes; ``asked``: what the user has set, if ``config`` is that of a run that
+    goes on. Raises ConfigError for what cannot run."""
+    asked = asked or config
     config = chosen.resolved(config, spec)
     for schedule in annealings(config).values():
         schedule.check(config, chosen.algorithm.changeable)
@@ -128,7 +134,8 @@ def plan_run(
         config = dataclasses.replace(config, **fits)
     others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
     with_encoder = dataclasses.replace(config, model=model)
-    agents = (AgentGroup(chosen.algorithm, with_encoder, plan, spec), *others)
+    first = AgentGroup(chosen.algorithm, with_encoder, plan, spec)
+    agents = (first, *(chosen.for_agents(group, asked) for group in others))
     return RunPlan(chosen, config, agents, roles or roles_of_policies(config))
 
 

@@ -183,13 +183,19 @@ class PolicyCheckpoints:
         """Have ``write`` write a checkpoint that names ``replay``; returns its env steps. ``write``
         gets the session's part, and returns what has failed, or None."""
         env_steps = self._progress.env_steps
+        plan = session.run_plan
+        configured, own = (
+            plan.pairing.algorithm.hyperparameters(config)
+            for config in (session.resolved, plan.agents_of(self._group.id).config)
+        )
         about = {
             "wall_s": self._progress.wall_s,
             "resumes": session.resume_point.resumes,
             "statistics": session.statistics.state(self._statistics),
             **self._statistics.rating(),
             **session.callback_state(),
-            "configured": session.run_plan.pairing.algorithm.hyperparameters(session.resolved),
+            "configured": configured,
+            "own_defaults": {n: value for n, value in own.items() if value != configured[n]},
             "env_steps": env_steps,
             "milestone": self.milestone_passed,
             "replay": replay,

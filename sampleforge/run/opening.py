@@ -240,9 +240,10 @@ def _notes_of_set(
         learner = policy.earlier.get("learner", {}).get("hyperparameters", {})
         anew = {*changed, *policy.unsaved_changes(config)}
         of = f" (of {policy.id})" if len(stored) > 1 else ""
+        begun = {**policy.earlier.get("configured", {}), **policy.earlier.get("own_defaults", {})}
         lines += [
             f"As it was set during the run: {typed(name, learner[name])}{of}"
-            for name, value in policy.earlier.get("configured", {}).items()
+            for name, value in begun.items()
             if name not in anew and name in learner and learner[name] != value
         ]
     return lines

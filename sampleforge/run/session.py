@@ -135,7 +135,7 @@ class Session:
         deployment = self._deployment
         self.resume_point = self.opened.resume_point
         chosen = deployment.pairing(self.asked, self.config, self.spec, self.resume_point)
-        self.run_plan = plan_run(chosen, self.config, self.spec, self.roles)
+        self.run_plan = plan_run(chosen, self.config, self.spec, self.roles, self.opened.asked)
         self.resolved, self.plan = self.run_plan.resolved, self.run_plan.sizes
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
         self._newest_request = self.opened.newest_request

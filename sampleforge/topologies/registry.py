@@ -21,7 +21,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.peers.rendezvous import StartupRendezvous
 from sampleforge.runtime.machine import human_bytes, memory_available
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import NetworkMaker
+from sampleforge.topologies.builders import AgentGroup, NetworkMaker
 from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ranks.plan import plan_ranks
@@ -35,6 +35,8 @@ from sampleforge.topologies.slots.wire import SlotsGroup
 from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
 from sampleforge.topologies.stored.wire import wire_stored
 
+OF_ACTIONS = ("exploration_coeff", "lr_schedule", "target_entropy")
+"""Settings whose defaults depend on the actions, and of which each agent group has its own."""
 AnyPlan = Plan | ReplayPlan | StoredPlan
 """The sizes of a run of any algorithm."""
 
@@ -80,6 +82,19 @@ class Pairing:
         check_leaves(config.model.encode, spec)
         return self.resolve_defaults(one_row_each(config, spec), spec)
 
+    def for_agents(self, group: AgentGroup, asked: Any) -> AgentGroup:
+        """Return an agent group whose config is resolved for the first one, with the defaults of
+        its own actions: of the settings `OF_ACTIONS`, and of the noise that Box actions begin with,
+        where ``asked``, the config of the user, leaves them open."""
+        own = self.resolve_defaults(asked, group.spec)
+        left_open: dict[str, Any] = {
+            name: getattr(own, name) for name in OF_ACTIONS if getattr(asked, name, "") is None
+        }
+        if asked.model.initial_log_std is None:
+            noise = own.model.initial_log_std
+            left_open["model"] = dataclasses.replace(group.config.model, initial_log_std=noise)
+        return dataclasses.replace(group, config=dataclasses.replace(group.config, **left_open))
+
     def plan(self, config: Any, spec: EnvSpec, device: str) -> Any:
         """Return the sizes of a run. Raises ConfigError if it is not possible."""
         _check_layers(config.model)
@@ -93,6 +108,20 @@ class Pairing:
     def network_maker(self, config: Any, spec: EnvSpec, seed: int) -> NetworkMaker:
         """Return what makes the network of a policy with its initial weights."""
         return NetworkMaker(self.algorithm, config, spec, seed)
+
+
+def own_settings(config: Any, group: AgentGroup) -> str:
+    """Return a line with what `Pairing.for_agents` has made different from ``config``, that of the
+    first agents; empty if that is nothing."""
+    pairs = [(n, getattr(config, n, None), getattr(group.config, n, None)) for n in OF_ACTIONS]
+    noise = config.model.initial_log_std, group.config.model.initial_log_std
+    flags = [
+        typed(name, own)
+        for name, first, own in (*pairs, ("model.initial_log_std", *noise))
+        if own not in (None, first)
+    ]
+    agents = ", ".join(group.spec.agents)
+    return f"By default {agents} with their own actions: {' '.join(flags)}" if flags else ""
 
 
 def pairing(config: Any) -> Pairing:

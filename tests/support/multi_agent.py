@@ -178,6 +178,18 @@ class MixedGoals:
         pass
 
 
+class BoxGoals(MixedGoals):
+    """`MixedGoals` with Box actions of one element for a walker, and of four for the caller. That a
+    walker's sign is paid for makes no difference."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (4 if agent == "caller" else 1,), np.float32)
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        acted = {a: action if a == "caller" else action[0] > 0 for a, action in actions.items()}
+        return super().step(acted)
+
+
 class Walkers(MixedGoals):
     """`MixedGoals` whose caller has three discrete actions."""
 

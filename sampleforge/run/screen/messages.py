@@ -111,9 +111,13 @@ def memory_line(config: AnyConfig, plan: AnyPlan) -> str | None:
 def opening_messages(session: Session, config: AnyConfig) -> Iterator[tuple[str, Level]]:
     """Yield what the user is told when a session is wired. ``config``: with the encoder chosen."""
     from sampleforge.run.unused import Resolved, warnings_of
+    from sampleforge.topologies.registry import own_settings
 
     resumed = session.resume_point.env_steps if session.opened.earlier else None
     yield from opening(session.graph, config, session.plan, session.spec, resumed)
+    for text in (own_settings(config, group) for group in session.run_plan.agents[1:]):
+        if text:
+            yield text, "info"
     for text in warnings_of(session.asked, Resolved(config, session.plan, session.spec)):
         yield text, "warning"
 
