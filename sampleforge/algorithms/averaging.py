@@ -27,6 +27,11 @@ class Averaging:
 
     solo = True
 
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, with this one."""
+        return 1
+
     def follow(self, flat: FlatParameters) -> None:
         """Prepare for the averaging of the gradients of ``flat``. A learner with several optimisers
         follows the parameters of each, one after the other."""
@@ -70,6 +75,10 @@ class DataParallel(Averaging):
     def __init__(self, group: RankGroup) -> None:
         self.group = group
         self._buckets: dict[FlatParameters, GradientBuckets] = {}
+
+    @property
+    def ranks(self) -> int:
+        return self.group.size
 
     def follow(self, flat: FlatParameters) -> None:
         self._buckets[flat] = GradientBuckets(flat, lambda part: self.group.all_reduce(part))

@@ -117,7 +117,8 @@ class RolloutLearner(GradientLearner[Any, LearnerConfig]):
         experience = experience_of(batch, self._config, self.version, self.averaging.all_gather)
         counts = self._count(batch, experience)
         if self._bonus is not None:
-            single_steps = self._drawn(experience, MINIBATCH, 1, whole_rows=False)
+            of_rank = max(1, MINIBATCH * self._share.learners // self.averaging.ranks)
+            single_steps = self._drawn(experience, of_rank, 1, whole_rows=False)
             experience, found = self._bonus.add(experience, single_steps)
             counts |= found
         if self._config.normalise_returns:

@@ -13,10 +13,12 @@ from sampleforge.algorithms.averaging import BUCKET_BYTES, Averaging, DataParall
 from sampleforge.algorithms.experience import Experience, Minibatches, experience_of
 from sampleforge.algorithms.flat_parameters import FlatParameters, flatten
 from sampleforge.algorithms.losses import Loss, SumOfLosses
+from sampleforge.algorithms.rollout_learner import RolloutLearner
 from sampleforge.ops.running_stats import Gather
 from sampleforge.peers.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig
+from tests.support.graphs import rollouts
 from tests.support.rank_learners import (
     Learned,
     batches,
@@ -199,3 +201,23 @@ def test_several_buckets_of_a_sum_of_losses_are_sent_with_the_gradients_of_all_i
 
     for found in on_ranks(2, work, room=1 << 25):
         torch.testing.assert_close(found, alone, atol=1e-3, rtol=1e-3)  # they have the same rows
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_predictor_of_new_observations_takes_as_many_steps_on_any_number_of_ranks(
+    ranks: int,
+) -> None:
+    """Of 256 env steps over all ranks each, so that its bonus fades as fast."""
+    chosen = config(rnd_coeff=0.5, rollout=64, train_for_env_steps=1)
+    (whole,) = rollouts(chosen, 1)
+    each = 8 // ranks
+
+    def steps(learner: RolloutLearner, batch: Batch) -> float:
+        learner.update(batch, 0.0)
+        return float(learner.state()[0]["rnd_optimiser/0/step"])
+
+    def work(group: RankGroup) -> float:
+        part = rows(whole, group.rank * each, (group.rank + 1) * each)
+        return steps(learner_of(chosen, DataParallel(group)), part)
+
+    assert on_ranks(ranks, work) == [steps(learner_of(chosen), whole)] * ranks == [2.0] * ranks
