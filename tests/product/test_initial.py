@@ -270,6 +270,36 @@ def test_only_the_named_parts_are_taken(trained: Trained, data: Path, tmp_path: 
             assert torch.equal(tensor, learned[name]) == (part_of(name) == "encoder"), name
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("algo", ["pqn", "apex"])
+def test_the_scale_of_q_values_is_taken_with_their_heads(
+    algo: str, trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    """A Q-network has no critic: with its scale left at 0 all values were 0, and every action the
+    first one, until there was a reward."""
+    source = str(trained(algo))
+    whole, named = (
+        beginning(small(algo, tmp_path / "run", data, init_from=source, init_parts=parts))
+        for parts in ((), ("encoder", "actor"))
+    )
+    assert whole["value_scale"] > 0
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, named[name]), name
+
+
+@pytest.mark.long
+def test_what_is_new_is_so_in_the_training_that_begins(
+    trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    before = newest(trained("appo"))
+    train(small("appo", tmp_path / "run", data, init_from=str(trained("appo")), seed=2))
+    after = newest(tmp_path / "run")
+    steps = "rnd/moments"
+    assert 0 < after[steps][0] < 1.5 * before[steps][0], "not those of both"
+    targets = [name for name in before if name.startswith("rnd/target") and "weight" in name]
+    assert targets and not any(torch.equal(before[name], after[name]) for name in targets)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

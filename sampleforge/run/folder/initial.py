@@ -22,13 +22,15 @@ from sampleforge.run.folder.checkpoint import (
 from sampleforge.run.folder.files import writing
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import flat_fields, read_yaml
+from sampleforge.runtime.config import Part
 
 if TYPE_CHECKING:
     from sampleforge.topologies.graph import FrozenGroup
 
 Which = Literal["latest", "best"]
-OF_ONE_LEARNER = re.compile(r"model/|rng|\w*optimiser/")
-"""How the names of a learner's tensors begin that are not taken."""
+OF_ONE_LEARNER = re.compile(r"model/|rng|rnd/|\w*optimiser/")
+"""How the names of a learner's tensors begin that are not taken: what is new to a policy is so in
+its own training."""
 
 CRITICS = "critics"
 OF_CRITICS = frozenset({CRITICS, "target"})
@@ -70,7 +72,8 @@ class InitialWeights:
         if isinstance(model, ActorCritic):
             there.append("critic.")  # also where the critics are networks beside it
         check_parts("init_parts", self._parts, there)
-        wanted = {name: tensor for name, tensor in own.items() if self._takes(name)}
+        parts = self._parts_of(model)
+        wanted = {name: tensor for name, tensor in own.items() if part_of(name) in parts}
         theirs = model_tensors(self._tensors())
         found = _fitting(theirs, wanted)
         # Statistics belong together: a mean of another shape has another count, too.
@@ -84,7 +87,7 @@ class InitialWeights:
                 "the --init-parts that both have, leave the rest new with --init-mismatch new, or "
                 "use the same network"
             )
-        extra = [name for name in theirs if self._takes(name) and name not in own]
+        extra = [name for name in theirs if part_of(name) in parts and name not in own]
         if extra and self._mismatch == "refuse":
             raise ConfigError(
                 f"--init-from: the network here has no {_listed(extra)} of the checkpoint in "
@@ -121,7 +124,7 @@ class InitialWeights:
         returns and rewards, as far as the checkpoint has them and the critic is taken. A network
         is taken as a whole: the layers of one that normalises its inputs are of no use to one that
         does not. Copies of the model, such as the target network of Q-learning, stay copies."""
-        if not self._takes_critics:
+        if "critic" not in self._parts_of(learner.model):
             return
         own, plain = learner.state()
         beside = {name: t for name, t in own.items() if _network(name) not in learner.copies}
@@ -136,7 +139,8 @@ class InitialWeights:
     def leaves_critics(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Return whether `learner` leaves the critics as they are made, though the critic is taken,
         of a learner that has the tensors ``state``."""
-        return self._takes_critics and CRITICS in self._beside_the_model(state)[1]
+        takes_critics = not self._parts or "critic" in self._parts
+        return takes_critics and CRITICS in self._beside_the_model(state)[1]
 
     def check_more_than_critics(self) -> None:
         """Raise ConfigError if nothing but critics was to be taken."""
@@ -163,12 +167,12 @@ class InitialWeights:
         found = {name: tensor for name, tensor in found.items() if _network(name) not in apart}
         return found, apart
 
-    @property
-    def _takes_critics(self) -> bool:
-        return not self._parts or "critic" in self._parts
-
-    def _takes(self, name: str) -> bool:
-        return not self._parts or part_of(name) in self._parts
+    def _parts_of(self, model: torch.nn.Module) -> frozenset[str]:
+        """Return the parts of ``model`` that are taken. A Q-network has no critic: the scale of its
+        values, without which they are all 0, is taken with its heads."""
+        if "actor" in self._parts and not isinstance(model, ActorCritic):
+            return self._parts | {"critic"}
+        return self._parts or frozenset(get_args(Part))
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         loaded = self._store.load(self._which, log=lambda text: None)
