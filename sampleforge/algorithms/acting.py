@@ -39,16 +39,19 @@ def keep_seed() -> int | None:
 class ActingPlace:
     """Where a policy acts. ``generator``: of all of its random numbers, on the device on which it
     acts; ``new_seed`` is asked whether to begin anew with another seed. ``num_rows``: the agents of
-    all env rows of the run. ``recorded``: what it does is recorded. ``ladder``: the exploration of
-    each of these rows, if the algorithm has one. ``progress``: of the run, whose env steps so many
-    ``policies`` share. ``graphs``: a GPU may launch its passes as graphs. ``is_trained``: the run
-    begins with a policy that another one has trained. ``given`` returns the actions of the next
-    step, leaf -> [B, ...], if they were taken before."""
+    all env rows of the run, split by split: of each the first agents of its ``split_rows`` env
+    rows, then the second ones, of so many ``seats``. ``recorded``: what it does is recorded.
+    ``ladder``: the exploration of each of these rows, if the algorithm has one. ``progress``: of
+    the run, whose env steps so many ``policies`` share. ``graphs``: a GPU may launch its passes as
+    graphs. ``is_trained``: the run begins with a policy that another one has trained. ``given``
+    returns the actions of the next step, leaf -> [B, ...], if they were taken before."""
 
     generator: torch.Generator
     new_seed: NewSeed = keep_seed
     precision: str = "fp32"
     num_rows: int = 0
+    split_rows: int = 1
+    seats: int = 1
     recorded: bool = False
     ladder: torch.Tensor | None = None
     progress: Progress | None = None
@@ -61,6 +64,13 @@ class ActingPlace:
     def device(self) -> torch.device:
         """The device on which the policy acts."""
         return self.generator.device
+
+    @property
+    def env_rows(self) -> torch.Tensor:
+        """The index of the env row of each of the `num_rows` agents, int64 [num_rows]."""
+        agents = torch.arange(self.num_rows, device=self.device)
+        split = agents // (self.split_rows * self.seats)
+        return split * self.split_rows + agents % self.split_rows
 
     @property
     def is_plain(self) -> bool:

@@ -24,18 +24,19 @@ class CorrelatedNoise:
     EVERY = 4
 
     def __init__(
-        self, correlation: float, rows: int, size: int, generator: torch.Generator
+        self, correlation: float, env_rows: torch.Tensor, size: int, generator: torch.Generator
     ) -> None:
-        """Make the source of noise for ``rows`` env rows (of the whole run), each with ``size``
-        numbers per step."""
-        self._correlation = torch.zeros((rows, 1), device=generator.device)
-        self._correlation[self.EVERY - 1 :: self.EVERY] = correlation
+        """Make the source of noise for the agents of all env rows of the run, each with ``size``
+        numbers per step. ``env_rows``: the index of the env row of each, int64 [R]; all agents of
+        an env row have the same kind of noise."""
+        correlated = env_rows.unsqueeze(1) % self.EVERY == self.EVERY - 1
+        self._correlation = correlated.float() * correlation
         self._fresh = (1.0 - self._correlation.square()).sqrt()
         self._generator = generator
-        self._last = torch.full((rows, size), math.nan, device=generator.device)
+        self._last = torch.full((len(env_rows), size), math.nan, device=generator.device)
 
     def draw(self, rows: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
-        """Return the noise [B, size] of the env rows ``rows`` (int64 [B]).
+        """Return the noise [B, size] of the agents ``rows`` (int64 [B]).
 
         ``is_first`` (bool [B]) marks the beginning of an episode. A row without earlier noise
         begins as well, as after a restart of the policy worker."""
@@ -48,7 +49,7 @@ class CorrelatedNoise:
         return noise
 
     def is_independent(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return which of the env rows ``rows`` (int64 [B]) have independent noise, bool [B]."""
+        """Return which of the agents ``rows`` (int64 [B]) have independent noise, bool [B]."""
         return self._correlation[rows, 0] == 0
 
 
@@ -60,4 +61,4 @@ def correlated_noise(
     size = network.layout.num_boxes
     if not correlation or not size or network.has_own_distribution:
         return None
-    return CorrelatedNoise(correlation, place.num_rows, size, place.generator)
+    return CorrelatedNoise(correlation, place.env_rows, size, place.generator)

@@ -147,6 +147,8 @@ def acting_maker(
         ActingPlace,
         precision=plan.acting_precision,
         num_rows=plan.agent_rows,
+        split_rows=plan.rows,
+        seats=plan.num_seats,
         recorded=plan.records,
         ladder=ladder,
         progress=progress,

@@ -10,7 +10,7 @@ import torch
 
 from sampleforge.algorithms.acting import ActingPlace
 from sampleforge.algorithms.algorithm import Algorithm
-from sampleforge.algorithms.correlated_noise import CorrelatedNoise
+from sampleforge.algorithms.correlated_noise import CorrelatedNoise, correlated_noise
 from sampleforge.algorithms.sac.algorithm import SAC
 from sampleforge.algorithms.td3.algorithm import TD3
 from sampleforge.config import ConfigError
@@ -26,7 +26,9 @@ EACH = torch.arange(3, 4 * ROWS, 4)
 
 
 def noise(correlation: float, seed: int = 1) -> CorrelatedNoise:
-    return CorrelatedNoise(correlation, 4 * ROWS, SIZE, torch.Generator().manual_seed(seed))
+    return CorrelatedNoise(
+        correlation, torch.arange(4 * ROWS), SIZE, torch.Generator().manual_seed(seed)
+    )
 
 
 def episode(source: CorrelatedNoise, steps: int = STEPS) -> torch.Tensor:
@@ -133,3 +135,16 @@ def test_what_acts_for_a_replay_explores_with_the_noise_that_was_asked_for(
     resembles = [correlation(drawn[:-1, i::4], drawn[1:, i::4]) for i in range(4)]
     assert all(abs(found) < 0.05 for found in resembles[:3])
     assert resembles[3] == pytest.approx(0.88, abs=0.04)
+
+
+@pytest.mark.parametrize(("split_rows", "seats"), [(2, 2), (1, 2), (2, 3), (4, 1), (8, 2)])
+def test_all_agents_of_every_fourth_env_row_explore_with_it(split_rows: int, seats: int) -> None:
+    """Also where a split has fewer than four rows: else it would be those of one agent alone."""
+    network: Any = SAC.new_network(sac_config(), SPEC)
+    splits = 16 // split_rows
+    place = ActingPlace(torch.Generator(), num_rows=16 * seats, split_rows=split_rows, seats=seats)
+    noise = correlated_noise(0.7, network, place)
+    assert noise is not None
+    independent = noise.is_independent(torch.arange(16 * seats))
+    of_seats = independent.view(splits, seats, split_rows).transpose(0, 1).reshape(seats, 16)
+    assert of_seats.tolist() == [[row % 4 != 3 for row in range(16)]] * seats
