@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sampleforge.data.rollout_queue import RolloutQueue, sender
-from sampleforge.env.place import FROZEN_STREAM, row_seeds
+from sampleforge.env.place import FROZEN_STREAM
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.newest import SharedWeights
 from sampleforge.shared.snapshots import SnapshotPool
-from sampleforge.topologies.builders import NetworkMaker, env_makers, in_threads
+from sampleforge.topologies.builders import (
+    Lives,
+    NetworkMaker,
+    env_makers,
+    in_threads,
+    policy_seed,
+)
 from sampleforge.topologies.config import ReplayRunConfig, SamplingConfig
 from sampleforge.topologies.graph import FrozenGroup, GraphBuilder
 from sampleforge.topologies.group_wiring import ActorChannels, GroupWiring
@@ -29,10 +36,11 @@ from sampleforge.workers.split import EndingOnce, IndependentStepping, Stepping
 from sampleforge.workers.stream import PolicyPort
 
 
-def frozen_port(group: FrozenGroup, policy: int, actor: int) -> FrozenPort:
-    """Return the port of an actor to a frozen policy."""
-    (seed,) = row_seeds(group.seed, actor, FROZEN_STREAM, 1)
-    return FrozenPort(policy, FrozenInference(group.pool, group.new_model, seed))
+def frozen_port(group: FrozenGroup, policy: int, actor: int, lives: Lives) -> FrozenPort:
+    """Return the port of an actor to a frozen policy. ``lives``: how often an actor was replaced,
+    so that its next life has other draws."""
+    new_seed = partial(policy_seed, actor, group.start, lives, FROZEN_STREAM)
+    return FrozenPort(policy, FrozenInference(group.pool, group.new_model, new_seed))
 
 
 def frozen_group(
@@ -49,7 +57,7 @@ def frozen_group(
         if (given := start.start.resume or start.start.initial) is not None:
             given.weights(model)
         pool.put(0, model.state_dict(), 0)
-    return FrozenGroup(start.id, pool, network.to_be_loaded, start.start.seed)
+    return FrozenGroup(start.id, pool, network.to_be_loaded, start.start)
 
 
 def policy_port(
@@ -125,7 +133,10 @@ def add_actors(
             envs = in_threads(envs, wakeup)
         ports: list[PolicyPort | FrozenPort] = [
             *(policy_port(group, i, index, plan, recorded) for i, group in enumerate(groups)),
-            *(frozen_port(each, len(groups) + i, index) for i, each in enumerate(frozen)),
+            *(
+                frozen_port(each, len(groups) + i, index, budget.life)
+                for i, each in enumerate(frozen)
+            ),
         ]
         post = graph.post(wakeup)
         actor = ActorWorker(

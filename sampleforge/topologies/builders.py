@@ -202,11 +202,13 @@ class PolicySeeds:
         return policy_seed(self._index, start, self._lives)
 
 
-def policy_seed(index: int, start: ResumePoint, lives: Lives | None = None) -> int:
+def policy_seed(
+    index: int, start: ResumePoint, lives: Lives | None = None, stream: int = POLICY_STREAM
+) -> int:
     """Return the seed of action sampling of the ``index``-th actor (inline) or policy worker, in
-    its current life."""
+    its current life. ``stream``: that of policies that are trained, or of those that only act."""
     life = 0 if lives is None else lives(index)
-    return row_seeds(start.seed, index, POLICY_STREAM, 1, start.resumes, life)[0]
+    return row_seeds(start.seed, index, stream, 1, start.resumes, life)[0]
 
 
 @dataclass(frozen=True)

@@ -119,12 +119,12 @@ class PolicyGroup:
 class FrozenGroup:
     """A policy that acts but is not trained. Self-play fills its ``pool`` of snapshots, and sets
     how likely each is; see `sampleforge.shared.snapshots`. ``new_model`` makes a model with their
-    names and shapes; ``seed``: of its draws and actions."""
+    names and shapes; ``start``: of the run, with the seed of its draws and actions."""
 
     id: str
     pool: SnapshotPool
     new_model: Callable[[], ActorCritic | QNetwork]
-    seed: int
+    start: ResumePoint
 
 
 @dataclass(frozen=True)

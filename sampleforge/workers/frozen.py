@@ -28,18 +28,23 @@ Array = npt.NDArray[Any]
 
 class FrozenInference:
     """The models of one actor for the snapshots of a pool: one for each snapshot that a row plays
-    with. Actions are drawn from an actor-critic's distribution; a Q-network's are greedy."""
+    with. Actions are drawn from an actor-critic's distribution; a Q-network's are greedy.
+    ``new_seed`` returns the seed of all draws in this life of the actor."""
 
     def __init__(
-        self, pool: SnapshotPool, new_model: Callable[[], ActorCritic | QNetwork], seed: int
+        self,
+        pool: SnapshotPool,
+        new_model: Callable[[], ActorCritic | QNetwork],
+        new_seed: Callable[[], int],
     ) -> None:
         self._pool = pool
         self._new_model = new_model
-        self._seed = seed
+        self._new_seed = new_seed
 
     def start(self) -> None:
-        self._draws = np.random.default_rng(self._seed)
-        self._actions = torch.Generator().manual_seed(self._seed)
+        seed = self._new_seed()
+        self._draws = np.random.default_rng(seed)
+        self._actions = torch.Generator().manual_seed(seed)
         self._models: dict[int, ActorCritic | QNetwork] = {}
         self._networks: NetworkOfEachRow | None = None
         self._playing: dict[int, npt.NDArray[np.int64]] = {}

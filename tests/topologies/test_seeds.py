@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 
 from sampleforge.env.place import row_seeds
 from sampleforge.env.vector import own_outputs
+from sampleforge.topologies.actors import frozen_port
 from sampleforge.topologies.builders import env_makers
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.graph import FrozenGroup
 from sampleforge.topologies.starts import ResumePoint
 from tests.support.env_vectors import rollout
 from tests.support.graphs import resolved, spec_of
@@ -81,3 +85,17 @@ def test_the_first_ends_of_rows_are_spread_over_all_workers() -> None:
         max(1, 24 * (k + 1) // 16) for k in range(16)
     ]
     assert ends[0] == [1, 7, 13, 19], "each worker has rows of the whole range"
+
+
+def test_policies_that_only_act_draw_anew_in_each_part_of_a_run_and_life_of_their_actor() -> None:
+    def draws(actor: int, resumes: int, life: int) -> int:
+        model: Any = SimpleNamespace(state_size=0)
+        pool: Any = None
+        group = FrozenGroup("past", pool, lambda: model, ResumePoint(7, resumes))
+        inference = frozen_port(group, 1, actor, lambda _: life).inference
+        inference.start()
+        return int(inference._draws.integers(2**40))
+
+    cases = list(itertools.product((0, 1), repeat=3))
+    assert len({draws(*case) for case in cases}) == len(cases)
+    assert [draws(*case) for case in cases] == [draws(*case) for case in cases]
