@@ -203,7 +203,10 @@ def _chosen_by_time(
     return chosen, [each for each, beside in zip(episodes, is_beside, strict=True) if beside]
 
 
-_NOT_INDEPENDENT = "correlated noise, --noise-correlation, or an epsilon of 0"
+_NOT_INDEPENDENT = (
+    "correlated noise (--noise-correlation), an epsilon of 0, uniform actions before learning "
+    "began, or td3, whose actions are not drawn from a policy"
+)
 
 
 def _why_no_log_probs(data: OfflineDataset) -> str:
