@@ -163,7 +163,7 @@ class Hdf5Files:
         return self._parts[name]
 
     def _open(self, name: str) -> Any:
-        return self._h5.File(fields.own_file(self._folder, name), "r")
+        return self._h5.File(fields.own_file(self._folder, name), "r", **fields.UNLOCKED)
 
     def _close_parts(self) -> None:
         for part in self._parts.values():
@@ -301,13 +301,19 @@ class ArrowEpisodes:
         """Yield the arrays of each episode, and its attributes. Raises ValueError for what is not
         as it must be."""
         for number in numbers:
-            self._check(number)
+            rows = self._check(number)
             (episode,) = self._storage.get_episodes([number])
             (about,) = self._storage.get_episode_metadata([number])
+            if (steps := len(episode["rewards"])) != rows - 1:
+                raise ValueError(
+                    f"it has {rows - 1:,} steps, of which Minari's storage in "
+                    f"{self._storage.FORMAT} reads {steps:,}; write the dataset again, in hdf5"
+                )
             yield episode, about
 
-    def _check(self, number: int) -> None:
-        """Raise ValueError for files from elsewhere, and for more rows than there are env steps."""
+    def _check(self, number: int) -> int:
+        """Return the rows of an episode, one more than its steps. Raises ValueError for files from
+        elsewhere, and for more rows than there are env steps."""
         import pyarrow.dataset
 
         folder = self._folder / str(number)
@@ -324,3 +330,4 @@ class ArrowEpisodes:
             raise ValueError(
                 f"it declares {rows:,} rows, but the dataset has total_steps {self._most_steps:,}"
             )
+        return int(rows)

@@ -338,8 +338,8 @@ class DatasetWriter:
     def _link_missing(self, part: Path) -> None:
         h5py = _h5py()
         with (
-            h5py.File(self._data / fields.MAIN_FILE, "r") as index,
-            h5py.File(part, "r") as segment,
+            h5py.File(self._data / fields.MAIN_FILE, "r", **fields.UNLOCKED) as index,
+            h5py.File(part, "r", **fields.UNLOCKED) as segment,
         ):
             missing = [name for name in segment if index.get(name, getlink=True) is None]
         if missing:
@@ -482,7 +482,9 @@ _H5_ERRORS = (RuntimeError, ValueError)
 def _in_memory(path: Path, mode: Literal["w", "r+"]) -> Any:
     """Open a new HDF5 file ("w"), or the one at ``path`` ("r+"), in memory: what changes is not
     written to ``path``."""
-    return _h5py().File(path, mode, driver="core", backing_store=False, **_FORMAT)
+    return _h5py().File(
+        path, mode, driver="core", backing_store=False, **_FORMAT, **fields.UNLOCKED
+    )
 
 
 def _write_out(file: Any, path: Path) -> None:

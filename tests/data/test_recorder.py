@@ -8,6 +8,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -293,6 +295,36 @@ def test_a_second_recording_has_other_episodes_and_an_interrupted_one_those_that
     assert dataset.num_episodes == 13 and all(each.ends for each in dataset.episodes())
     assert (dataset.dropped.breaks, dataset.dropped.lost_episodes) == (1, 2)
     assert not list((data / "data").glob(".*.tmp"))
+
+
+READER = """
+import sys
+from sampleforge.data.dataset import open_dataset
+episodes = open_dataset(sys.argv[1]).episodes()
+next(episodes)
+print("reads", flush=True)
+sys.stdin.read()
+print(1 + len(list(episodes)), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.multiprocess
+def test_a_dataset_is_recorded_into_while_another_process_reads_it(tmp_path: Path) -> None:
+    """HDF5 locks a file for as long as it is open: a pass over the data, for a reader."""
+    record(config(tmp_path, serial=True), 30)
+    before = open_dataset(tmp_path).num_episodes
+    command = [sys.executable, "-c", READER, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None and reader.stdin is not None
+        assert reader.stdout.readline() == "reads\n"
+        record(config(tmp_path, serial=True), 30)
+        reader.stdin.close()
+        assert reader.stdout.readline() == f"{before}\n", "those that there were at its start"
+    assert reader.returncode == 0
+    assert open_dataset(tmp_path).num_episodes > before > 1
 
 
 def test_one_writer_at_a_time_has_a_dataset(tmp_path: Path, monkeypatch: Any) -> None:

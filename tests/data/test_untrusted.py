@@ -21,7 +21,7 @@ from sampleforge.api import load_policy
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.data.config import Source
-from sampleforge.data.dataset import open_dataset
+from sampleforge.data.dataset import EpisodeUnreadable, open_dataset
 from sampleforge.data.stored_steps import RewardRule, StoredBatches
 from sampleforge.data.writer import check_folder
 from sampleforge.env.adapter import env_spec
@@ -392,3 +392,40 @@ def test_a_dataset_whose_segment_leads_out_is_not_recorded_into(data: Path) -> N
     part.symlink_to(data.parent / "other.hdf5")
     with pytest.raises(ConfigError, match=r"part-000003.hdf5 leads out"):
         check_folder(data, SPEC)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of metadata that Minari recommends
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_an_episode_of_which_minari_reads_a_part_alone_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its storage takes the first batch of records alone: 32,767 of them. The episode would seem to
+    be cut there."""
+    pytest.importorskip("pyarrow")
+    import minari
+    from gymnasium import spaces
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    found = []
+    for steps in (10, 33_000):
+        ended = [False] * (steps - 1) + [True]
+        buffer = EpisodeBuffer(
+            id=0,
+            observations=np.zeros((steps + 1, 1), np.float32),
+            actions=np.zeros(steps, np.int64),
+            rewards=[1.0] * steps,
+            terminations=ended,
+            truncations=[False] * steps,
+        )
+        minari.create_dataset_from_buffers(
+            f"steps-{steps}-v0",
+            [buffer],
+            observation_space=spaces.Box(-1.0, 1.0, (1,), np.float32),
+            action_space=spaces.Discrete(2),
+            data_format=kind,
+        )
+        found.append(open_dataset(f"steps-{steps}-v0").episodes())
+    assert len(next(found[0])) == 10
+    with pytest.raises(EpisodeUnreadable, match=r"it has 33,000 steps, of which .* 32,767"):
+        next(found[1])
