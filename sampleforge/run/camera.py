@@ -69,7 +69,7 @@ class VideoFile:
         self._shape: tuple[int, ...] = ()
         self._writer: Generator[None, Any, None] | None = None
         self._given = 0
-        self._length = 0
+        self._written = 0
 
     def write(self, frame: Frame) -> None:
         """Add a frame. Raises CannotFilm if its size differs from that of the ones before, or if
@@ -89,12 +89,29 @@ class VideoFile:
             if self._writer is not None:
                 self._writer.close()
             if complete and self._writer is not None:
+                self._check()
                 self._part.replace(self._out)
         except OSError as error:
             raise CannotFilm(f"--video {self._out}: {error}") from error
         finally:
             self._writer = None
             self._part.unlink(missing_ok=True)
+
+    def _check(self) -> None:
+        """Raise CannotFilm if the finished file lacks frames. Most of it is written at its end, and
+        that the disk was full there is said by ffmpeg's exit status alone, which its package does
+        not look at."""
+        from imageio_ffmpeg import count_frames_and_secs
+
+        try:
+            found = count_frames_and_secs(str(self._part))[0]
+        except RuntimeError:  # it is no video
+            found = 0
+        if found < self._written:
+            raise CannotFilm(
+                f"--video {self._out}: only {found} of {self._written} frames could be written; is "
+                "the disk full? The file that was there before is unchanged"
+            )
 
     def _write(self, frame: Frame) -> None:
         if not self._shape:
@@ -111,6 +128,7 @@ class VideoFile:
         assert self._writer is not None
         try:
             self._writer.send(even.tobytes())
+            self._written += 1
         except OSError as error:
             raise CannotFilm(f"--video {self._out}: {error}") from error
 

@@ -85,7 +85,11 @@ class Deployment:
     def saves_after(self, error: BaseException) -> bool:
         """Whether a checkpoint can be written after ``error``: the state is whole, as far as the
         learner has it, and there is a place to write it to."""
-        return not isinstance(error, OSError) or isinstance(error, TimeoutError)
+        from sampleforge.run.checkpoints import CheckpointNotWritten
+        from sampleforge.run.folder.files import CannotWrite
+        from sampleforge.run.folder.run_folder import RunFolderGone
+
+        return not isinstance(error, CannotWrite | CheckpointNotWritten | RunFolderGone)
 
 
 def runner_context(session: Session) -> RunnerContext:

@@ -17,9 +17,10 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.run import camera
-from sampleforge.run.camera import HOLD_S, LINE, MARGIN, WIDTH, Camera
+from sampleforge.run.camera import HOLD_S, LINE, MARGIN, WIDTH, Camera, CannotFilm, VideoFile
 from sampleforge.topologies.config import AppoConfig
 from tests.support import picture_envs
+from tests.support.full_disk import full_disk
 
 FPS = picture_envs.PictureEnv.metadata["render_fps"]
 CAPTION = 2 * LINE + MARGIN
@@ -215,3 +216,25 @@ def test_a_video_that_cannot_be_written_is_refused_before_anything_is_played(
     assert "folder.mp4: this is a folder; give the name of a file" in capfd.readouterr().err
     assert main(["eval", str(run), "--video", str(tmp_path / "x.mp4")]) == 2
     assert "add --trust" in capfd.readouterr().err
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_a_disk_that_is_full_at_the_end_of_a_video_leaves_the_one_before(
+    suffix: str, tmp_path: Path
+) -> None:
+    """ffmpeg writes most of a file at its end, and its package does not look whether it could."""
+    out = tmp_path / f"film{suffix}"
+    frames = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), np.uint8)
+
+    def film() -> None:
+        file = VideoFile(out, 25.0)
+        for frame in frames:
+            file.write(frame)
+        file.close(complete=True)
+
+    film()
+    before = out.read_bytes()
+    with full_disk(len(before) // 2), pytest.raises(CannotFilm, match=f"--video {out}"):
+        film()
+    assert out.read_bytes() == before and list(tmp_path.iterdir()) == [out]
