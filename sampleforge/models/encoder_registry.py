@@ -101,7 +101,7 @@ def _try_out(
     encoder: nn.Module, name: str, observations: Mapping[str, ArraySpec], floats: Collection[str]
 ) -> None:
     """Raise ConfigError if a user's encoder does not turn `TRIED_ROWS` observations of zeros into
-    [TRIED_ROWS, out_features] floats."""
+    [TRIED_ROWS, out_features] floats, or cannot be saved."""
     obs = {
         leaf: torch.zeros(
             (TRIED_ROWS, *spec.shape),
@@ -121,6 +121,14 @@ def _try_out(
             "the encoder"
         ) from error
     encoder.train(training)
+    saved = encoder.state_dict()
+    for key, buffer in encoder.named_buffers():
+        if key in saved and buffer.is_floating_point() and not buffer.isfinite().all():
+            raise ConfigError(
+                f"--model.encoder {name}: the buffer {key} holds numbers that are not finite, "
+                "which no checkpoint may; if it is a constant such as a mask, use "
+                "register_buffer(..., persistent=False)"
+            )
     got: Any = list(out.shape) if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
     if got != expected:
         raise ConfigError(

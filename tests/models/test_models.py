@@ -480,6 +480,14 @@ class Flat(OwnEncoder):
         return super().forward({"obs": obs["obs"].flatten()})
 
 
+class Masked(OwnEncoder):
+    """With a constant that no checkpoint may hold."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__(observations, config)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+
 def test_an_encoder_of_normalised_bytes_is_tried_with_floats_and_goes_on_training() -> None:
     torch.manual_seed(3)
     model = ActorCritic(
@@ -524,6 +532,7 @@ def test_auto_is_resolved_by_the_observations() -> None:
             r"constructor fails for observations .*'obs': .*KeyError\('pos'\)",
         ),
         (f"{__name__}:Flat", "forward fails for observations .*shapes cannot be multiplied"),
+        (f"{__name__}:Masked", r"the buffer mask holds .* not finite, .*persistent=False"),
         ("nature_cnn", "no observation leaf is encoded as pixels"),
     ],
 )

@@ -81,7 +81,8 @@ def _assert_finite(tensors: Mapping[str, torch.Tensor]) -> None:
             bad = tensor[~torch.isfinite(tensor)]
             raise CheckpointError(
                 f"tensor {name!r} holds {bad.flatten()[0].item()} ({bad.numel()} of its "
-                f"{tensor.numel()} elements are not finite)"
+                f"{tensor.numel()} elements are not finite); if it is a constant of an encoder or "
+                "head of yours, such as a mask, use register_buffer(..., persistent=False)"
             )
 
 
@@ -229,7 +230,7 @@ class CheckpointStore:
         digest = hashlib.sha256(data).hexdigest()
         path = self.folder / f"{env_steps:012d}-{digest[:16]}.safetensors"
         write_atomically(path, data)
-        self._keep_wanted([*entries, _entry(path.name, data, about)])
+        self._keep_wanted(self._without_lost_best([*entries, _entry(path.name, data, about)]))
         return path
 
     def save_state(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
@@ -261,6 +262,19 @@ class CheckpointStore:
                 f"{entry.file}, update {entry.version:,}, and would replace it; run the same "
                 "command again to resume from that checkpoint"
             )
+
+    def _without_lost_best(self, entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
+        """Return the entries without those that are rated best and whose files are lost or damaged:
+        no other one would be kept as the best any more."""
+        newest = max(entries, key=_by_number)
+        while (best := _ranked(entries)[-1]) is not newest and best.is_rated:
+            try:
+                self._verified(best)
+            except (CheckpointError, OSError):
+                entries = [entry for entry in entries if entry is not best]
+            else:
+                break
+        return entries
 
     def _keep_wanted(self, entries: list[CheckpointEntry]) -> None:
         """Write the manifest of the entries to keep, then remove the files of the others. In this

@@ -325,6 +325,22 @@ def test_the_best_is_not_one_of_weights_that_a_copy_has_replaced(store):
     assert len(list(store.folder.glob("*.safetensors"))) == 4, "two milestones, the latest two"
 
 
+@pytest.mark.parametrize("damage", ["cut", "removed"])
+def test_another_best_is_kept_once_the_best_is_damaged(store, damage):
+    for number, return_mean in enumerate([100.0, 500.0, 80.0, 90.0], 1):
+        save(store, number, return_mean)
+    assert load(store, "best")[0] == 2
+    (best,) = store.folder.glob("000000000200-*")
+    if damage == "cut":
+        best.write_bytes(best.read_bytes()[:-1])
+    else:
+        best.unlink()
+    for number, return_mean in enumerate([60.0, 450.0, 10.0, 20.0, 30.0], 5):
+        save(store, number, return_mean)
+    assert load(store, "best")[0] == 6
+    assert load(store)[0] == 9
+
+
 def test_a_manifest_of_an_earlier_version_is_read(store):
     for number in range(3):
         save(store, number, 3.0 - number)
