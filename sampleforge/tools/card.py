@@ -7,8 +7,10 @@ video, and the files that `sampleforge eval` and `load_policy` need.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +68,10 @@ class CardRequest(NamedTuple):
     video: bool = True
     repo: str | None = None
 
+    def how(self, trust: Trust) -> dict[str, Any]:
+        """Return the policy to evaluate, as arguments of `evaluate`."""
+        return {"which": self.which, "policy": self.policy, "trust": trust}
+
 
 def make_card(
     run_dir: str | Path,
@@ -86,34 +92,56 @@ def make_card(
     if out.resolve() == folder.path.resolve():
         raise ConfigError(f"--out {out} is the run itself; give a new folder")
     _check_out(out)
-    how: dict[str, Any] = {"which": request.which, "policy": request.policy, "trust": trust}
-    observers = Observers(display, alive)
-    score = evaluate(run_dir, episodes=request.episodes, observers=observers, **how)
-    returns = np.array(score.pop("returns"))
-    _, low, high = mean_and_interval(returns[:, None])
-    score |= {"return_low": float(low[0]), "return_high": float(high[0])}
-    facts = _facts(folder, request)
+    with TemporaryDirectory(prefix="sampleforge-card-") as copied:  # the run may still train
+        run = RunFolder(Path(copied))
+        with _writing(out):
+            _copy_run(folder, run.path, request)
+        score = _score(run, request, display, alive, trust)
+        facts = _facts(folder, request)
 
-    def write(*, curve: bool, video: bool) -> None:
-        text = readme(facts, score, curve=curve, video=video)
-        write_atomically(out / "README.md", text.encode())
+        def write(*, curve: bool, video: bool) -> None:
+            text = readme(facts, score, curve=curve, video=video)
+            write_atomically(out / "README.md", text.encode())
 
+        def film() -> None:
+            _film(run, out / VIDEO, alive, request, trust)
+
+        with _writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            write(curve=False, video=False)  # from here on the folder is known to be a card
+            _copy_run(run, out, request)
+            has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
+            (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
+            has_video = request.video and _try(display, "video", film)
+            write(curve=has_curve, video=has_video)
+    return Card(facts.repo, score)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write(curve=False, video=False)  # from here on the folder is known to be a card
-        _copy_run(folder, out, request)
-        has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
-        (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
-        has_video = request.video and _try(
-            display, "video", lambda: _film(folder, out / VIDEO, alive, how)
-        )
-        write(curve=has_curve, video=has_video)
+        yield
     except OSError as error:
         raise ConfigError(
             f"--out {out}: the card is not complete: {error}; make room or give another folder, "
             "and run the command again"
         ) from error
-    return Card(facts.repo, score)
+
+
+def _score(
+    run: RunFolder,
+    request: CardRequest,
+    display: EvaluationDisplay,
+    alive: Callable[[], None],
+    trust: Trust,
+) -> dict[str, Any]:
+    """Return what `evaluate` says of the policy, with an interval of its mean return in the place
+    of all returns."""
+    observers = Observers(display, alive)
+    score = evaluate(run.path, observers=observers, episodes=request.episodes, **request.how(trust))
+    returns = np.array(score.pop("returns"))
+    _, low, high = mean_and_interval(returns[:, None])
+    return score | {"return_low": float(low[0]), "return_high": float(high[0])}
 
 
 def _check_out(out: Path) -> None:
@@ -157,11 +185,13 @@ def _try(display: EvaluationDisplay, what: str, make: Callable[[], None]) -> boo
     return True
 
 
-def _film(folder: RunFolder, out: Path, alive: Callable[[], None], how: Mapping[str, Any]) -> None:
+def _film(
+    run: RunFolder, out: Path, alive: Callable[[], None], request: CardRequest, trust: Trust
+) -> None:
     check_video(out)
     with Camera(out.absolute(), FILMED) as camera:
         observers = Observers(alive=alive, camera=camera)
-        evaluate(folder.path, episodes=FILMED, observers=observers, **how)
+        evaluate(run.path, episodes=FILMED, observers=observers, **request.how(trust))
 
 
 class Facts(NamedTuple):
@@ -188,8 +218,9 @@ def _facts(folder: RunFolder, request: CardRequest) -> Facts:
 
 def default_name(config: AnyConfig) -> str:
     """Return a name for the model: its environment and algorithm, in letters that hubs take."""
-    env = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.env)
-    return f"{env.strip('-.')}-{config.algo}"
+    name = f"{config.env.strip('-.')}-{config.algo}"
+    letters = (letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+    return "".join(letters).strip("-.")
 
 
 def readme(facts: Facts, score: Mapping[str, Any], *, curve: bool, video: bool) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.evaluation import evaluate
 from sampleforge.run.folder.trust import Trust
+from sampleforge.tools import card
 from sampleforge.topologies.config import AppoConfig
 
 ENV = "tests.support.picture_envs:PictureEnv"
@@ -85,6 +88,36 @@ def test_a_card_has_what_hubs_read_and_is_a_run_folder(
 
 
 @pytest.mark.long
+def test_a_card_of_a_run_that_trains_has_the_weights_that_its_score_is_of(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trains, out = Path(shutil.copytree(run, tmp_path / "run")), tmp_path / "card"
+
+    def evaluated(*args: Any, **how: Any) -> dict[str, Any]:
+        score = evaluate(*args, **how)
+        config = parse_config("appo", ["--env", ENV, "--seed", "3", "--serial", "--quiet"])
+        assert isinstance(config, AppoConfig)
+        more = dataclasses.replace(config, run_dir=str(trains), train_for_env_steps=1000)
+        train(dataclasses.replace(more, num_envs_per_worker=4, learning_rate=0.002))
+        return score
+
+    monkeypatch.setattr(card, "evaluate", evaluated)
+    words = ["card", str(trains), "--trust", "--no-video", "--episodes", "2", "--quiet"]
+    assert main([*words, "--out", str(out)]) == 0
+    scored = json.loads(capfd.readouterr().out.splitlines()[-1])["env_steps"]
+    (shipped,) = (out / "checkpoints").glob("*.safetensors")
+    (*_, newest) = sorted((trains / "checkpoints").glob("*.safetensors"))
+    assert int(shipped.name[:12]) == scored < int(newest.name[:12])
+
+
+def test_the_name_of_a_model_is_one_that_hubs_take() -> None:
+    class Own(AppoConfig):
+        algo = "my_package.mine:OwnConfig"
+
+    assert card.default_name(Own(env="ALE/Pong-v5")) == "ALE-Pong-v5-my_package.mine-OwnConfig"
+
+
+@pytest.mark.long
 def test_a_card_is_written_anew_but_never_over_other_files(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,10 +129,10 @@ def test_a_card_is_written_anew_but_never_over_other_files(
     for _ in range(2):
         assert main([*words, str(tmp_path / "card")]) == 0
         assert "replay.mp4" not in (tmp_path / "card" / "README.md").read_text()
-    card = tmp_path / "card"
-    before = {path: path.read_bytes() for path in card.rglob("*") if path.is_file()}
-    words[1] = str(card)  # it is a run folder itself
-    assert main([*words, str(card)]) == 2
+    written = tmp_path / "card"
+    before = {path: path.read_bytes() for path in written.rglob("*") if path.is_file()}
+    words[1] = str(written)  # it is a run folder itself
+    assert main([*words, str(written)]) == 2
     assert "is the run itself" in capfd.readouterr().err
     assert before == {path: path.read_bytes() for path in before} and len(before) >= 5
 
