@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,9 @@ class MetricsFile:
         self._inode = -1
         self._end = 0
         """Bytes up to the end of the last whole line, when the file was last looked at."""
+        self._last_line = b""
+        """That line. It tells another run's file from one that has grown: a folder that is deleted
+        and made again may get the inode of the old one."""
         self._line_bytes = 4096
         self._searched = 0
         """Bytes in which reports with an evaluation were looked for."""
@@ -87,12 +91,14 @@ class MetricsFile:
 
     def look(self, handle: int) -> None:
         """Take note of the file's size, its last report and the names of its metrics. Everything
-        that was read is forgotten if the file was replaced or has become shorter."""
+        that was read is forgotten if the file was replaced: by its inode, its size, or the line
+        that was the last one."""
         status = os.fstat(handle)
         signature = (status.st_ino, status.st_size, status.st_mtime_ns)
         if signature == self._looked:
             return
-        if status.st_ino != self._inode or status.st_size < self._end:
+        is_same = status.st_ino == self._inode and status.st_size >= self._end
+        if not is_same or not self._has_last_line(handle):
             self._columns.clear()
             self.names.clear()
             self.last, self._inode, self._searched = {}, status.st_ino, 0
@@ -103,6 +109,7 @@ class MetricsFile:
         lines = data.split(b"\n")[:-1]
         if begin:  # the first one is not whole
             lines = lines[1:]
+        self._last_line = lines[-1] + b"\n" if lines else b""
         reports = [report for line in lines[-LAST:] if (report := parse_report(line)) is not None]
         if reports:
             self.last = reports[-1]
@@ -110,9 +117,15 @@ class MetricsFile:
         for report in reports:
             self._know(report)
 
+    def _has_last_line(self, handle: int) -> bool:
+        """Return whether the last line that was read is still where it was."""
+        size = len(self._last_line)
+        return read_at(handle, self._end - size, size) == self._last_line
+
     def stamp(self, names: Sequence[str]) -> str:
         """Return a text that changes when the curves of ``names`` do."""
-        return f"{self._inode}.{self._end}.{int(self.is_read(names))}"
+        file = f"{self._inode}.{self._end}.{crc32(self._last_line):x}"
+        return f"{file}.{int(self.is_read(names))}"
 
     def is_read(self, names: Sequence[str]) -> bool:
         """Return whether the columns ``names`` have been read up to the end of the file."""
