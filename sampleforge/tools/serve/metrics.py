@@ -39,7 +39,7 @@ lines: the numbers before it have other lengths in each."""
 MAX_COLUMNS = 48
 """Columns of a run that are kept; the one that was asked for longest ago is dropped first."""
 TAIL = 1 << 16
-"""Bytes at the end of a file in which the last report is looked for."""
+"""Bytes at the end of a file in which the last reports are looked for at first."""
 MAX_POLICIES = 32
 """Policies whose mean is drawn."""
 LAST = 5
@@ -103,12 +103,7 @@ class MetricsFile:
             self.names.clear()
             self.last, self._inode, self._searched = {}, status.st_ino, 0
         self._looked = signature
-        begin = max(0, status.st_size - TAIL)
-        data = read_at(handle, begin, status.st_size - begin)
-        self._end = begin + data.rfind(b"\n") + 1
-        lines = data.split(b"\n")[:-1]
-        if begin:  # the first one is not whole
-            lines = lines[1:]
+        self._end, lines = _last_lines(handle, status.st_size)
         self._last_line = lines[-1] + b"\n" if lines else b""
         reports = [report for line in lines[-LAST:] if (report := parse_report(line)) is not None]
         if reports:
@@ -220,6 +215,21 @@ class MetricsFile:
                 begin, end = data.rfind(b"\n", 0, len(data) - 1) + 1, len(data) - 1
             if end > begin:
                 yield data[begin:end]
+
+
+def _last_lines(handle: int, size: int) -> tuple[int, list[bytes]]:
+    """Return where the last whole line of a file of ``size`` bytes ends, and the whole lines of its
+    last `TAIL` bytes, or of twice as many and so on where no line is that short."""
+    tail = TAIL
+    while True:
+        begin = max(0, size - tail)
+        data = read_at(handle, begin, size - begin)
+        lines = data.split(b"\n")[:-1]
+        if begin:  # the first one is not whole
+            lines = lines[1:]
+        if lines or not begin or tail >= MAX_LINE:
+            return begin + data.rfind(b"\n") + 1, lines
+        tail *= 2
 
 
 def _values(data: bytes, end: int, names: Sequence[str]) -> list[list[float]]:

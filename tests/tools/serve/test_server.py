@@ -241,6 +241,24 @@ def test_what_only_policies_have_is_their_mean(root: Path) -> None:
         assert "entropy" in ask_json(server, "/api/runs")["metrics"]
 
 
+def test_a_report_of_many_policies_is_found_whatever_its_length(root: Path) -> None:
+    """A report of 48 policies has more than 64 KiB; the file ends within the next one."""
+    policies = {
+        f"policy_{number}": {f"a_metric_with_a_long_name_{i}": 1.0 for i in range(60)}
+        for number in range(48)
+    }
+    run = write_run(root / "many", 3, **of_policies(**policies))
+    (last,) = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)[-1:]
+    assert len(last) > 2 << 16
+    with (run / "metrics.jsonl").open("ab") as out:
+        out.write(last[:-9])
+    with served(root) as server:
+        row = rows(server)["many"]
+        assert (row["env_steps"], row["return"]) == (300, 2.0)
+        assert len(row["policies"]) == 48
+        assert curve(server, "many")["y"] == [0.0, 1.0, 2.0]
+
+
 def test_a_slash_in_the_name_of_a_statistic_makes_no_policy(root: Path) -> None:
     write_run(root / "level", 3, **{"env_level/score": 3.0, "env_goal/score": 1.0})
     with served(root) as server:
