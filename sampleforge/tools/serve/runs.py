@@ -438,6 +438,7 @@ class Runs:
             try:
                 entries: Entries = self.tree.entries((*place, *folder))
                 names = [n for n in sorted(entries.files) if Path(n).suffix.lower() in VIDEOS]
+                names = [n for n in names if not n.startswith(".")]  # one that is being written
                 stats = self.tree.stats((*place, *folder), names[:200])
             except OSError:
                 continue

@@ -396,6 +396,15 @@ def test_videos_come_with_a_fixed_type_and_in_parts(server: Server, root: Path) 
     assert ask(server, "/file?run=a&video=page.html")[0] == 404
 
 
+def test_a_video_that_is_being_written_is_not_shown(server: Server, root: Path) -> None:
+    (root / "a" / "videos").mkdir()
+    for folder in (root / "a", root / "a" / "videos"):
+        (folder / "x.mp4").write_bytes(b"whole")
+        (folder / ".x.part.mp4").write_bytes(b"part")
+    videos = ask_json(server, "/api/run?run=a")["videos"]
+    assert {video["name"] for video in videos} == {"x.mp4", "videos/x.mp4"}
+
+
 def test_a_population_is_shown_from_its_lineage(server: Server, root: Path) -> None:
     common = {"round": 0, "env_steps": 0, "wall_s": 0.0}
     events = [
