@@ -161,7 +161,7 @@ def compare(
     """Compare the settings of ``runs``. ``scales``: those of all environments; they may only be
     empty if there is one environment, whose returns are compared then. Raises ConfigError for runs
     that cannot be compared."""
-    without = [run.name for run in runs if not run.has("eval_return_mean")]
+    without = [run.name for run in runs if not run.is_evaluated()]
     rule = rule._replace(of_training=bool(without))
     envs, settings = scored_settings(runs, rule)
     missing = [env for env in envs if env not in scales]

@@ -83,14 +83,18 @@ class Curves:
 
     def evaluations(self, against: str) -> tuple[Floats, Floats]:
         """Return, for each evaluation, the ``env_steps`` or the seconds (``wall_s``) at which its
-        weights were copied, and its mean return."""
-        reports = [r for r in self.reports if r.get("eval_return_mean") is not None]
-        steps = np.array([float(report["eval_env_steps"]) for report in reports])
-        returns = np.array([float(report["eval_return_mean"]) for report in reports])
+        weights were copied, and its mean return. A callback may report one of the two by itself."""
+        steps, returns = self.series("eval_env_steps"), self.series("eval_return_mean")
+        known = np.isfinite(steps) & np.isfinite(returns)
+        steps, returns = steps[known], returns[known]
         if against == "env_steps":
             return steps, returns
-        known = np.append(0.0, self.series("env_steps")), np.append(0.0, self.series("wall_s"))
-        return np.interp(steps, *known), returns
+        times = np.append(0.0, self.series("env_steps")), np.append(0.0, self.series("wall_s"))
+        return np.interp(steps, *times), returns
+
+    def is_evaluated(self) -> bool:
+        """Return whether there are evaluations."""
+        return len(self.evaluations("env_steps")[0]) > 0
 
 
 @dataclass(frozen=True)
@@ -401,7 +405,7 @@ def _figure(settings: Sequence[Setting], look: Look, make_figure: Any) -> Any:
             for number, setting in enumerate(settings)
         ]
         handles = handles or drawn
-        dots = panel.dots and any(run.has("eval_return_mean") for run in runs)
+        dots = panel.dots and any(run.is_evaluated() for run in runs)
         _finish(axis, panel, unit, look, dots=dots)
         if panel.thin and any(len(setting.runs) == 1 for setting in settings):
             axis.set_title("thin: max", loc="right", fontsize=TINY, color=GREY)

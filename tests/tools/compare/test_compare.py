@@ -78,6 +78,17 @@ def test_statistics_with_a_slash_in_their_names_are_no_policies(
         assert setting["seeds"] == 2, words
 
 
+def test_a_metric_of_a_callback_with_the_name_of_an_evaluation_is_no_score(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """An evaluation has the env steps of its weights, too."""
+    run = run_with(tmp_path / "a", [10.0, 20.0], {"eval_env_steps": None, "return_mean": 3.0})
+    assert main(["compare", run]) == 0
+    out = capsys.readouterr().out
+    (setting,) = json.loads(out.splitlines()[-1])["settings"]
+    assert setting["runs"][0]["return"] == 3.0 and "a has no evaluations" in out
+
+
 def test_the_evaluation_that_counts_can_be_chosen(tmp_path: Path, capsys: Capture) -> None:
     run = run_with(tmp_path / "a", [10.0, 200.0, 30.0], seed=1)
     for words, value, steps in (

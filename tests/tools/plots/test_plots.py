@@ -61,6 +61,17 @@ def test_several_runs_are_drawn_into_one_file(tmp_path, name):
         assert all(f"run-{i}" in text for i in range(3)) and "CartPole-v1, appo" in text
 
 
+def test_a_metric_of_a_callback_with_the_name_of_an_evaluation_is_none(tmp_path, drawn):
+    """An evaluation has the env steps of its weights, too."""
+    own = list(reports(9, eval_return_mean=5.0))
+    run = make_run(tmp_path / "a", own)
+    assert set(panels(drawn(run))) >= {"return, mean of 100 episodes", "return"}
+    both = make_run(tmp_path / "b", [*own[:5], {**own[5], "eval_env_steps": 450}, *own[6:]])
+    figure = drawn(run, both, "--no-group")
+    _, _, dots = panels(figure)["return, mean of 100 episodes; dots: evaluated"].get_lines()
+    assert dots.get_xydata().tolist() == [[450, 5]]
+
+
 def test_seeds_of_a_setting_are_a_mean_within_their_range(tmp_path, drawn):
     """Three seeds of one setting and one of another; what differs between the two is named."""
     levels = (8.0, 10.0, 15.0)
