@@ -4,12 +4,14 @@ import dataclasses
 import math
 import re
 import sys
+from time import process_time
 
 import numpy as np
 import pytest
 
 from sampleforge.cli import main
 from sampleforge.tools.plots.curves import (
+    RESAMPLES,
     aligned,
     mean_and_interval,
     read_curves,
@@ -142,6 +144,25 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
     assert (low <= mean).all() and (mean <= high).all()
     truth = np.minimum(500.0, np.random.default_rng(4).normal(480.0, 40.0, 10**6)).mean()
     assert 0.88 < ((low <= truth) & (truth <= high)).mean() < 0.98
+
+
+def test_the_interval_is_that_of_the_means_of_resampled_runs():
+    values = np.random.default_rng(5).normal(size=(7, 3))
+    drawn = np.random.default_rng(0).integers(0, 7, (RESAMPLES, 7))
+    means = [[np.mean([values[run, at] for run in row]) for at in range(3)] for row in drawn]
+    mean, low, high = mean_and_interval(values)
+    assert mean == pytest.approx(values.mean(axis=0))
+    assert np.stack([low, high]) == pytest.approx(np.quantile(means, (0.025, 0.975), axis=0))
+
+
+def test_the_interval_of_many_episodes_takes_no_time_that_grows_with_their_square():
+    """As those of a card: by every episode in every resample it took 3.5 s for 2,000."""
+    returns = np.random.default_rng(6).normal(10.0, 2.0, (2000, 1))
+    began = process_time()
+    mean, low, high = mean_and_interval(returns)
+    assert process_time() - began < 1.0
+    half = 1.96 * returns.std() / math.sqrt(2000)
+    assert [mean[0] - low[0], high[0] - mean[0]] == pytest.approx([half, half], rel=0.15)
 
 
 def test_lines_are_compared_only_where_all_of_them_are():
