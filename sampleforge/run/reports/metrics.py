@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +166,8 @@ def tag(name: str, policies: Sequence[str] = ()) -> str:
 Values = Mapping[str, float]
 
 
+OF_EVERY_REPORT = frozenset({"env_steps", "wall_s"})
+"""Metrics without which a line is no report."""
 OF_EVERY_POLICY = ("episodes", "updates")
 """Metrics that every report of a run with several policies has of each of them."""
 
@@ -220,17 +222,30 @@ def evaluations(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return {prefix: evaluated(values, prefix) for prefix in found}
 
 
-def read_metrics(path: Path, log: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
+def read_metrics(
+    path: Path,
+    log: Callable[[str], None] = warnings.warn,
+    names: Collection[str] | None = None,
+) -> list[dict[str, Any]]:
     """Return the reports in a metrics.jsonl, in order. If a resumed run did steps again, the
     earlier reports of these steps are left out. An incomplete last line is left out, too, and so
-    are damaged lines, which ``log`` is told of."""
+    are damaged lines, which ``log`` is told of. ``names``: the scalars, also those of each policy,
+    that are kept besides `OF_EVERY_REPORT` and `OF_EVERY_POLICY` (None: all)."""
     reports: list[dict[str, Any]] = []
     damaged: list[int] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    kept = None if names is None else {*OF_EVERY_REPORT, *OF_EVERY_POLICY, *names}
+    number = 0
+    for number, line in enumerate(_whole_lines(path), 1):
         report = parse_report(line)
         if report is None:
             damaged.append(number)
             continue
+        if kept is not None:
+            report = {
+                sys.intern(name): value  # one text for all reports
+                for name, value in report.items()
+                if (name.partition("/")[2] or name) in kept
+            }
         while reports and reports[-1]["env_steps"] > report["env_steps"]:
             reports.pop()
         reports.append(report)
@@ -238,6 +253,17 @@ def read_metrics(path: Path, log: Callable[[str], None] = warnings.warn) -> list
         more = "" if len(damaged) == 1 else f" and {len(damaged) - 1} more"
         log(f"{path}: line {damaged[0]}{more} of {number} left out: damaged, not a report")
     return reports
+
+
+def has_reports(path: Path) -> bool:
+    """Return whether there is a metrics.jsonl with a report; it is read as far as the first one."""
+    return path.is_file() and any(parse_report(line) is not None for line in _whole_lines(path))
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, but for a last one that has no end yet."""
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def drop_reports_after(path: Path, env_steps: int) -> None:
@@ -262,9 +288,9 @@ def parse_report(line: bytes) -> dict[str, Any] | None:
         report = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(report, dict) or not {"env_steps", "wall_s"} <= report.keys():
+    if not isinstance(report, dict) or not report.keys() >= OF_EVERY_REPORT:
         return None
-    axes = (report["env_steps"], report["wall_s"])
+    axes = [report[name] for name in OF_EVERY_REPORT]
     whole = None not in axes and all(map(_is_value, report.values()))
     return report if whole else None
 

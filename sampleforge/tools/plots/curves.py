@@ -23,7 +23,7 @@ from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import HEADER, SAME_SETTING, read_yaml
 from sampleforge.run.reports.episodes import mean_returns, read_rows
-from sampleforge.run.reports.metrics import by_policy, read_metrics
+from sampleforge.run.reports.metrics import by_policy, has_reports, read_metrics
 from sampleforge.tools.plots.figures import GREY, TINY, plain_axes, save_figure
 
 Floats = npt.NDArray[np.float64]
@@ -106,12 +106,13 @@ class Setting:
 
 
 def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[Curves]:
-    """Return the curves of a run folder, those of each policy if it has several. ``log`` is told of
-    damaged reports, which are left out. Raises ConfigError if ``path`` is not a run folder or has
-    no report yet."""
+    """Return the curves of a run folder, those of each policy if it has several, with the scalars
+    `NAMES`. ``log`` is told of damaged reports, which are left out. Raises ConfigError if ``path``
+    is not a run folder or has no report yet."""
     folder = RunFolder.existing(path)
     stored = read_yaml(folder.config_file)
-    reports = read_metrics(folder.metrics_file, log) if folder.metrics_file.is_file() else []
+    file = folder.metrics_file
+    reports = read_metrics(file, log, NAMES) if file.is_file() else []
     if not reports:
         raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
     left_open = stored.get("left_open") or {}
@@ -127,15 +128,17 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
         given=frozenset(config).difference(left_open),
         episodes=mean_returns(header, episodes, window),
     )
-    policies = sorted({policy for report in reports for policy in by_policy(report)})
+    parts = [by_policy(report) for report in reports]
+    policies = sorted({policy for part in parts for policy in part})
     if not policies:
         return [run]
+    common = [{name: v for name, v in report.items() if "/" not in name} for report in reports]
     return [
         Curves(
             f"{run.name} {policy}",
             run.env,
             run.algo,
-            [{**report, **by_policy(report).get(policy, {})} for report in reports],
+            [{**own, **part.get(policy, {})} for own, part in zip(common, parts, strict=True)],
             policy,
             run.config,
             run.given,
@@ -147,8 +150,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
 
 def _has_reported(path: Path) -> bool:
     """Return whether a run has written reports. Raises ConfigError if ``path`` is none."""
-    file = RunFolder.existing(path).metrics_file
-    return file.is_file() and bool(read_metrics(file, lambda _: None))
+    return has_reports(RunFolder.existing(path).metrics_file)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -331,6 +333,16 @@ PANELS = (
     Panel("age of samples, env steps collected since", ("sample_age_mean",), from_zero=True),
 )
 """All panels; a figure has those for which a run has values."""
+NAMES = frozenset(
+    {
+        "return_mean",
+        "loss",
+        "eval_env_steps",
+        "eval_return_mean",
+        *(name for panel in PANELS for name in (*panel.names, panel.x, panel.thin)),
+    }
+)
+"""Scalars of the panels and of evaluations. A run has 50 more, which would fill the memory."""
 
 
 class Look(NamedTuple):

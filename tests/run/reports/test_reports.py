@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import tracemalloc
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from sampleforge.run.folder.files import LineFile
-from sampleforge.run.reports.metrics import read_metrics, tag
+from sampleforge.run.reports.metrics import has_reports, read_metrics, tag
 from sampleforge.run.reports.reporter import EventFile, Reporter
 from sampleforge.run.reports.verdict import Verdict
 from sampleforge.run.reports.workers import RunState
@@ -48,6 +49,21 @@ def test_what_is_not_finite_becomes_null(folder):
         **{"env_steps": 1, "wall_s": 0.0, "return_mean": None, "loss": None}
     }
     assert "nan" not in screen.getvalue()
+
+
+def test_the_look_whether_there_is_a_report_ends_at_the_first_good_line(folder):
+    assert not has_reports(folder.metrics_file), "there is no file"
+    report = json.dumps({"env_steps": 100, "wall_s": 1.0, "loss": 0.5})
+    folder.metrics_file.write_text(f"[]\n{report}")
+    assert not has_reports(folder.metrics_file), "neither line is a whole report"
+    folder.metrics_file.write_text("[]\n" + f"{report}\n" * 20_000)
+    tracemalloc.start()
+    try:
+        assert has_reports(folder.metrics_file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 400_000, "bytes, of a file of a million"
 
 
 def test_a_line_cut_off_by_a_kill_is_dropped_and_the_file_continued(folder):

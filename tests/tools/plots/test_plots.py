@@ -4,6 +4,8 @@ import dataclasses
 import math
 import re
 import sys
+import tracemalloc
+from pathlib import Path
 from time import process_time
 
 import numpy as np
@@ -111,6 +113,30 @@ def test_only_panels_with_values_are_drawn(tmp_path, drawn):
     lagging = make_run(tmp_path / "lag", reports(9, policy_lag_mean=2.0, policy_lag_max=9.0))
     axis = panels(drawn(lagging))["policy lag, versions"]
     assert [line.get_ydata()[-1] for line in axis.get_lines()] == [2.0, 9.0]
+
+
+@pytest.mark.parametrize("policies", [(), ("one", "two", "three")])
+def test_reading_curves_holds_only_what_figures_show(tmp_path, policies):
+    """A day of training has 17,000 reports."""
+    own = {f"other_{number}": 0.5 + number for number in range(100)} | {"value_loss": 0.25}
+    more = {
+        f"{policy}/{name}": value + at
+        for at, policy in enumerate(policies)
+        for name, value in {"episodes": 3.0, "updates": 2.0, **own}.items()
+    }
+    run = make_run(tmp_path / "run", reports(300, **(more or own)))
+    read_curves(Path(run))  # what is imported and cached once
+    tracemalloc.start()
+    try:
+        curves = read_curves(Path(run))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [each.policy for each in curves] == sorted(policies or [""])
+    assert {each.series("value_loss")[-1] for each in curves} == {
+        0.25 + at for at in range(len(curves))
+    }
+    assert held / len(curves) < 300 * 1500
 
 
 def test_axes_are_logarithmic_and_curves_smoothed_where_asked(tmp_path, drawn):
