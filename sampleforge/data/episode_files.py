@@ -163,7 +163,7 @@ class Hdf5Files:
         return self._parts[name]
 
     def _open(self, name: str) -> Any:
-        return self._h5.File(fields.own_file(self._folder, name), "r", **fields.UNLOCKED)
+        return self._h5.File(fields.own_file(self._folder, name), "r")
 
     def _close_parts(self) -> None:
         for part in self._parts.values():

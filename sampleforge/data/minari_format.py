@@ -35,10 +35,6 @@ from sampleforge.spec import leaf_name
 
 METADATA_FILE = "metadata.json"
 MAIN_FILE = "main_data.hdf5"
-UNLOCKED: dict[str, Any] = {"locking": False}
-"""How HDF5 files are opened: without its own lock, which readers would hold for a whole pass and no
-recording beside them could get. A dataset's folder has a lock for writers, and files in it are
-written under another name and then renamed, so that a reader has whole ones."""
 SPEC_KEY = "sampleforge"
 SQUASHED_KEY = "squashed_actions"
 DROPPED_KEY = "dropped"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -338,8 +339,8 @@ class DatasetWriter:
     def _link_missing(self, part: Path) -> None:
         h5py = _h5py()
         with (
-            h5py.File(self._data / fields.MAIN_FILE, "r", **fields.UNLOCKED) as index,
-            h5py.File(part, "r", **fields.UNLOCKED) as segment,
+            h5py.File(self._data / fields.MAIN_FILE, "r") as index,
+            h5py.File(part, "r") as segment,
         ):
             missing = [name for name in segment if index.get(name, getlink=True) is None]
         if missing:
@@ -354,10 +355,12 @@ class DatasetWriter:
         self._segment_nbytes, self._began = 0, monotonic()
 
     def _link(self, part: Path, names: list[str]) -> None:
-        """Add links to episodes of a segment to the index."""
+        """Add links to episodes of a segment to the index. It is opened under another name: HDF5
+        would lock it against those who read it, and wait for none of them."""
         h5py = _h5py()
         index, copy = self._data / fields.MAIN_FILE, self._data / f".{fields.MAIN_FILE}.tmp"
-        file = _in_memory(index, "r+")
+        shutil.copyfile(index, copy)
+        file = _in_memory(copy, "r+")
         for name in names:
             file[name] = h5py.ExternalLink(part.name, f"/{name}")
         _write_out(file, copy)
@@ -482,9 +485,7 @@ _H5_ERRORS = (RuntimeError, ValueError)
 def _in_memory(path: Path, mode: Literal["w", "r+"]) -> Any:
     """Open a new HDF5 file ("w"), or the one at ``path`` ("r+"), in memory: what changes is not
     written to ``path``."""
-    return _h5py().File(
-        path, mode, driver="core", backing_store=False, **_FORMAT, **fields.UNLOCKED
-    )
+    return _h5py().File(path, mode, driver="core", backing_store=False, **_FORMAT)
 
 
 def _write_out(file: Any, path: Path) -> None:

@@ -8,6 +8,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.run.callback import Callback
+from sampleforge.run.folder.files import CannotWrite
 from sampleforge.run.folder.replays import Reference
 from sampleforge.runners.base import WorkerDied
 
@@ -28,7 +29,7 @@ LAST_TIMEOUT = 30.0
 WHILE_WAITING = 0.05
 
 
-class CheckpointNotWritten(OSError):
+class CheckpointNotWritten(CannotWrite):
     """A checkpoint or its replay could not be written; the message says what has been saved."""
 
 

@@ -85,11 +85,9 @@ class Deployment:
     def saves_after(self, error: BaseException) -> bool:
         """Whether a checkpoint can be written after ``error``: the state is whole, as far as the
         learner has it, and there is a place to write it to."""
-        from sampleforge.run.checkpoints import CheckpointNotWritten
         from sampleforge.run.folder.files import CannotWrite
-        from sampleforge.run.folder.run_folder import RunFolderGone
 
-        return not isinstance(error, CannotWrite | CheckpointNotWritten | RunFolderGone)
+        return not isinstance(error, CannotWrite)
 
 
 def runner_context(session: Session) -> RunnerContext:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sampleforge.config import ConfigError, nearest, typed
 from sampleforge.run.folder import stored_config
-from sampleforge.run.folder.files import unusable, writing
+from sampleforge.run.folder.files import CannotWrite, unusable, writing
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, trusted
 from sampleforge.runtime.files import TEMPORARY_SUFFIX, to_json, write_atomically
 from sampleforge.runtime.folder_lock import lock_folder
@@ -68,7 +68,7 @@ class Resumed(NamedTuple, Generic[C]):
     changed: Mapping[str, Any]
 
 
-class RunFolderGone(OSError):
+class RunFolderGone(CannotWrite):
     """The run folder was removed or moved while the run wrote to it."""
 
 
