@@ -121,7 +121,7 @@ def own_settings(config: Any, group: AgentGroup) -> str:
         if own not in (None, first)
     ]
     agents = ", ".join(group.spec.agents)
-    return f"By default {agents} with their own actions: {' '.join(flags)}" if flags else ""
+    return f"Agents {agents}, by their own actions: {' '.join(flags)}" if flags else ""
 
 
 def pairing(config: Any) -> Pairing:

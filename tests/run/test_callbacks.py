@@ -245,25 +245,6 @@ def test_what_callbacks_save_is_kept_apart_from_the_run_and_from_each_other(
     assert summary(tmp_path)["status"] == "finished" and summary(tmp_path)["episodes"] > episodes
 
 
-class Unreachable(Callback):
-    """Raises what a hook that posts to a service raises, at the first report of a learner."""
-
-    def on_report(self, session: Session, report: Any) -> None:
-        if report.get("updates"):
-            raise ConnectionError("no route to host")
-
-
-def test_a_checkpoint_is_written_after_an_error_of_files_or_the_network_in_a_callback(
-    tmp_path: Path,
-) -> None:
-    """An OSError need not be one of the run folder's disk."""
-    with pytest.raises(Exception, match="no route to host"):
-        run("appo", tmp_path, Unreachable())
-    assert summary(tmp_path)["status"] == "failed"
-    (entry,) = json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["entries"]
-    assert entry["env_steps"] > 0
-
-
 def test_numbers_of_numpy_that_callbacks_return_are_written_as_numbers(tmp_path: Path) -> None:
     number = np.float32(0.5)
     given = {"state": {"best": number, "at": (1, np.int64(2))}, "report": {"mine": np.int64(7)}}

@@ -438,3 +438,22 @@ def test_weights_that_do_not_come_are_warned_of_and_the_run_goes_on_to_its_end()
     (text,) = session.alerts
     assert text.startswith("The last weights of rank 0 are not evaluated") and session.asked > 1
     assert "`sampleforge eval`" in text
+
+
+class Unreachable(Callback):
+    """Raises what a hook that posts to a service raises, at the first report of a learner."""
+
+    def on_report(self, session: Session, report: Any) -> None:
+        if report.get("updates"):
+            raise ConnectionError("no route to host")
+
+
+def test_a_checkpoint_is_written_after_an_error_of_files_or_the_network_in_a_callback(
+    tmp_path: Path,
+) -> None:
+    """An OSError need not be one of the run folder's disk."""
+    with pytest.raises(Exception, match="no route to host"):
+        train(config(tmp_path), callbacks=[Unreachable()])
+    assert summary(tmp_path)["status"] == "failed"
+    (entry,) = json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["entries"]
+    assert entry["env_steps"] > 0

@@ -34,7 +34,7 @@ def test_the_entropy_of_each_policy_is_held_by_the_elements_of_its_own_action(
     walkers, caller = plan.agents
     assert (walkers.config.target_entropy, caller.config.target_entropy) == (-1, -4)
     said = own_settings(walkers.config, caller)
-    assert said == "By default caller with their own actions: --target-entropy -4.0"
+    assert said == "Agents caller, by their own actions: --target-entropy -4.0"
     given = planned(cls(**BOXES, replay_capacity=1000, target_entropy=-1.0))
     assert [group.config.target_entropy for group in given.agents] == [-1, -1]
     assert own_settings(given.config, given.agents[1]) == ""
@@ -47,7 +47,7 @@ def test_noise_bonus_and_schedule_of_each_policy_are_those_of_its_own_actions() 
     assert walkers.config.exploration_coeff > 0 == caller.config.exploration_coeff
     assert (walkers.config.lr_schedule, caller.config.lr_schedule) == ("constant", "cooldown")
     assert own_settings(planned(mixed).config, caller) == (
-        "By default caller with their own actions: --exploration-coeff 0.0 --lr-schedule cooldown "
+        "Agents caller, by their own actions: --exploration-coeff 0.0 --lr-schedule cooldown "
         "--model.initial-log-std 0.0"
     )
     boxes = planned(sf.AppoConfig(**BOXES))
