@@ -224,7 +224,7 @@ class SampleReader:
         if self._gather is alone:
             return own.astype(np.float32, copy=False)
         gathered = self._gather(torch.from_numpy(own.astype(np.float64)))
-        return gathered.flatten().numpy().astype(np.float32)
+        return gathered.T.flatten().numpy().astype(np.float32)
 
     def _beta(self, progress: float) -> float:
         first, last = self._config.priority_beta, self._config.priority_beta_final
@@ -355,9 +355,10 @@ class SampleBatches:
 
     @property
     def part(self) -> slice:
-        """This learner's part of a sample."""
-        size = self.requests.items.shape[1] // self.learners
-        return slice(self.learner * size, (self.learner + 1) * size)
+        """This learner's part of a sample: one item of as many neighbours as there are learners.
+        Where there are priorities, items are drawn from the beginning of the replay to its end
+        (`sampleforge.replay.sum_tree`), and every part shall be of the whole replay."""
+        return slice(self.learner, None, self.learners)
 
     def source(
         self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int, gather: Gather

@@ -40,6 +40,8 @@ from tests.support.rank_threads import on_ranks
 ONE_AT_A_TIME = threading.Lock()
 """Torch's global generator, which the learners' threads share, is seeded."""
 UPDATES, BATCH, POOL = 20, 12, 60
+OF_LEARNER_0 = [item for item in range(BATCH) if item % 2 == 0 or item % 3 == 0]
+"""Indices in a sample of all that learner 0 reads, of two learners and of three."""
 LENGTH = 6
 MEANS_OF_SEQUENCES = ("td_error_mean", "importance_weight_mean")
 
@@ -178,7 +180,7 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
         requests.items[0], requests.generations[0] = items, 1
         requests.scaled_probability[0] = 0.2 + items / POOL
         if number % 5 == 1:
-            requests.generations[0, : BATCH // 2] = 0  # some learners have no item left
+            requests.generations[0, OF_LEARNER_0] = 0
         if number == 7:
             requests.generations[0] = 0
         said.append(update(number / UPDATES))
@@ -227,6 +229,27 @@ def test_k_learners_take_the_steps_of_one_with_the_whole_sample(
             parts = [said_by[number] for _, said_by in found]
             assert sum(part.trained for part in parts) == whole.trained
             assert all(part.late == whole.late for part in parts)
+
+
+def test_every_learner_reads_items_of_the_whole_replay() -> None:
+    """With priorities, each item of a sample is drawn from the next part of the replay."""
+    unused = cast(Any, None)
+    requests, _ = requests_of_draws()
+    parts = [
+        SampleBatches(
+            requests,
+            unused,
+            some_config(),
+            torch.device("cpu"),
+            samples=unused,
+            metrics=unused,
+            learner=learner,
+            learners=3,
+        ).part
+        for learner in range(3)
+    ]
+    read = [np.arange(BATCH)[part].tolist() for part in parts]
+    assert read == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
 
 def test_the_relay_keeps_the_order_and_the_progress_for_every_learner() -> None:
