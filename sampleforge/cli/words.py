@@ -44,7 +44,7 @@ def json_value(word: str) -> Any:
 
 def key_values(words: Sequence[str], read: Callable[[str], Any] = scalar) -> dict[str, Any]:
     """Return ``a=1 b=true``, or ``a 1 b true``, as a dict of what ``read`` makes of the words.
-    Raises ValueError for a key without a value."""
+    Raises ValueError for a key without a value, or with two."""
     values: dict[str, Any] = {}
     left = list(words)
     while left:
@@ -53,6 +53,8 @@ def key_values(words: Sequence[str], read: Callable[[str], Any] = scalar) -> dic
             if not left:
                 raise ValueError(f"{key!r} has no value; write {key}=VALUE")
             value = left.pop(0)
+        if key in values:
+            raise ValueError(f"{key} is given twice; leave out one of the two values")
         values[key] = read(value)
     return values
 
@@ -80,9 +82,7 @@ def run_or_runs(words: Sequence[str]) -> str | dict[str, str]:
         return words[0]
     if not words or not all(re.match(r"\w+=.", word) for word in words):
         raise ValueError(f"{' '.join(words)!r} must be RUN, or POLICY=RUN for each of several")
-    if len(values := key_values(words, str)) < len(words):
-        raise ValueError(f"{' '.join(words)!r} names a policy twice; name each policy once")
-    return values
+    return key_values(words, str)
 
 
 RUNS: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(

@@ -220,6 +220,7 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ),
         ("tournament a b --seed 18446744073709551615", "at least 0 and at most 4294967295"),
         ("train appo --env X --env-kwargs a", "'a' has no value; write a=VALUE"),
+        ("train appo --env X --env-kwargs a=1 b=2 a=3", "a is given twice; leave out one"),
         ("eval nothing", "nothing is not a run folder: there is no such folder"),
         ("eval nothing --episode 3", "--episodes"),
         ("eval -- -dash --episodes 2", "--episodes follows `--`, after which nothing is a flag"),
