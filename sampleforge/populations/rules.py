@@ -118,8 +118,7 @@ def warnings_of(session: Session, flags: PbtRulesConfig, rules: Rules) -> Iterat
     steps = session.resolved.train_for_env_steps
     if (text := warning_of_start(flags.pbt_start, len(rules.first), steps)) is not None:
         yield text
-    run = Resolved(session.run_plan.config, session.plan, session.spec)
-    for text in without_effect(run, flags, rules):
+    for text in without_effect(Resolved.of(session.run_plan), flags, rules):
         yield f"--pbt: {text}"
 
 

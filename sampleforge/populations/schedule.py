@@ -339,7 +339,7 @@ def _without_effect(session: Session, schedule: Schedule) -> Iterator[str]:
         if own not in (getattr(usual, name, None), value):
             yield f"{typed(name, own)} has no effect: the file begins with {value}"
     config, values = session.run_plan.config, [each.hyperparameters for each in schedule.changes]
-    in_turn = stages(Resolved(config, session.plan, session.spec), values)
+    in_turn = stages(Resolved.of(session.run_plan), values)
     for name in sorted({name for each in values for name in each}):
         own = getattr(config, name, None)
         reason = unread(name, in_turn)

@@ -4,7 +4,7 @@ yet."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +35,7 @@ from sampleforge.workers.config import answer_timeout
 if TYPE_CHECKING:
     from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.models.q_network import QNetwork
+    from sampleforge.run.opening import OpenRun
     from sampleforge.run.session import Session
 
 C = TypeVar("C", bound=AnyConfig)
@@ -114,12 +115,16 @@ def plan_run(
     config: AnyConfig,
     spec: EnvSpec,
     roles: PolicyRoles | None = None,
-    asked: AnyConfig | None = None,
+    opened: OpenRun | None = None,
 ) -> RunPlan:
     """Resolve the defaults of a config and plan the sizes of the run. ``roles``: None for those
-    that the config describes; ``asked``: what the user has set, if ``config`` is that of a run that
-    goes on. Raises ConfigError for what cannot run."""
-    asked = asked or config
+    that the config describes; ``opened``: the run folder that ``config`` is from, None if it is the
+    user's. Raises ConfigError for what cannot run."""
+    roles = roles or roles_of_policies(config)
+    asked, stored = config, dict[int, Mapping[str, Any]]()
+    if opened is not None:
+        asked, begun = opened.asked, (each for each in opened.policies if each.earlier)
+        stored = {roles.agent_group(p.id, spec): p.earlier.get("of_actions", {}) for p in begun}
     config = chosen.resolved(config, spec)
     for schedule in annealings(config).values():
         schedule.check(config, chosen.algorithm.changeable)
@@ -135,8 +140,8 @@ def plan_run(
     others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
     with_encoder = dataclasses.replace(config, model=model)
     first = AgentGroup(chosen.algorithm, with_encoder, plan, spec)
-    agents = (first, *(chosen.for_agents(group, asked) for group in others))
-    return RunPlan(chosen, config, agents, roles or roles_of_policies(config))
+    own = (chosen.for_agents(g, asked, stored.get(i)) for i, g in enumerate(others, 1))
+    return RunPlan(chosen, config, (first, *own), roles)
 
 
 def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: bool) -> Graph:
@@ -184,7 +189,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
             dataclasses.replace(
                 start,
                 seed=seed_of_policy(start.seed, index),
-                resume=session.opened.resume(stored),
+                resume=session.opened.resume(stored, session.run_plan.agents_of(stored.id).config),
                 initial=session.opened.initial.get(stored.id),
                 replays=stored.stored_replay,
             ),

@@ -11,6 +11,7 @@ from sampleforge.run.callback import Callback
 from sampleforge.run.folder.files import CannotWrite
 from sampleforge.run.folder.replays import Reference
 from sampleforge.runners.base import WorkerDied
+from sampleforge.topologies.registry import settings_of_actions
 
 if TYPE_CHECKING:
     from sampleforge.run.opening import StoredPolicy
@@ -184,19 +185,15 @@ class PolicyCheckpoints:
         """Have ``write`` write a checkpoint that names ``replay``; returns its env steps. ``write``
         gets the session's part, and returns what has failed, or None."""
         env_steps = self._progress.env_steps
-        plan = session.run_plan
-        configured, own = (
-            plan.pairing.algorithm.hyperparameters(config)
-            for config in (session.resolved, plan.agents_of(self._group.id).config)
-        )
+        config = session.run_plan.agents_of(self._group.id).config
         about = {
             "wall_s": self._progress.wall_s,
             "resumes": session.resume_point.resumes,
             "statistics": session.statistics.state(self._statistics),
             **self._statistics.rating(),
             **session.callback_state(),
-            "configured": configured,
-            "own_defaults": {n: value for n, value in own.items() if value != configured[n]},
+            "configured": session.run_plan.pairing.algorithm.hyperparameters(config),
+            "of_actions": settings_of_actions(config),
             "env_steps": env_steps,
             "milestone": self.milestone_passed,
             "replay": replay,

@@ -114,9 +114,7 @@ def check_effect(
     hyperparameter, whether the others are those of the config or of one of the ``values``."""
     if name in ONLY_WHILE_IT_CHANGES:
         return
-    config = dataclasses.replace(session.resolved, model=session.run_plan.config.model)
-    run = Resolved(config, session.plan, session.spec)
-    reason = unread(name, stages(run, ({}, *values)))
+    reason = unread(name, stages(Resolved.of(session.run_plan), ({}, *values)))
     if reason is not None:
         raise ConfigError(
             f"{given} has no effect: {reason}. Leave it out, or give the run other settings"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.learner_change import LOAD
 
 if TYPE_CHECKING:
+    from sampleforge.run.beginning import RunPlan
     from sampleforge.topologies.graph import FrozenGroup
 
 
@@ -52,12 +54,27 @@ class StoredPolicy:
     earlier: dict[str, Any]
 
     def unsaved_changes(self, config: AnyConfig) -> dict[str, Any]:
-        """Return the hyperparameters, with their values in ``config``, in which it differs from the
-        config of the latest checkpoint: those that are changed now, and those of a part of the run
-        that was killed before its first checkpoint, which config.yaml alone has."""
-        before = self.earlier.get("configured", {})
+        """Return the hyperparameters, with their values in ``config``, that of the policy's agents,
+        in which it differs from their config of the latest checkpoint: those that are changed now,
+        and those of a part of the run that was killed before its first checkpoint, which
+        config.yaml alone has."""
+        before = self.configured
         now = {name: getattr(config, name, value) for name, value in before.items()}
         return {name: value for name, value in now.items() if value != before[name]}
+
+    @property
+    def configured(self) -> dict[str, Any]:
+        """The hyperparameters in the config of the policy's agents, as of the latest checkpoint."""
+        configured: dict[str, Any] = self.earlier.get("configured", {})
+        return configured
+
+    @property
+    def set_during_run(self) -> dict[str, Any]:
+        """The hyperparameters, with the learner's values, that a callback or a state from elsewhere
+        has set."""
+        learner = self.earlier.get("learner", {}).get("hyperparameters", {})
+        configured = self.configured.items()
+        return {n: learner[n] for n, value in configured if n in learner and learner[n] != value}
 
 
 @dataclass(frozen=True)
@@ -110,13 +127,31 @@ class OpenRun:
             wall_s=earlier.get("wall_s", 0.0),
         )
 
-    def resume(self, stored: StoredPolicy) -> ResumeCheckpoint | None:
+    def resume(self, stored: StoredPolicy, config: Any) -> ResumeCheckpoint | None:
         """Return the checkpoint from which a policy goes on, with the hyperparameters that have
-        been changed since; None where it begins."""
+        been changed since; None where it begins. ``config``: that of the policy's agents."""
         if not stored.earlier:
             return None
-        changed = {**self.changed, **stored.unsaved_changes(self.config)}
-        return ResumeCheckpoint(stored.store, changed)
+        return ResumeCheckpoint(stored.store, {**self.changed, **stored.unsaved_changes(config)})
+
+    def notes_of_learning(self, run: RunPlan) -> list[str]:
+        """Return a line for each hyperparameter with which policies of a ``run`` go on, though it
+        is not `changed`, and their config of the latest checkpoint has another value."""
+        lines = defaultdict[str, list[str]](list)
+        says_so = getattr(self.config, "pbt", False) or getattr(self.config, "schedule", None)
+        for policy in self.policies:
+            unsaved = policy.unsaved_changes(run.agents_of(policy.id).config)
+            for name in unsaved.keys() - self.changed:
+                was = f"the latest checkpoint has {policy.configured[name]}"
+                lines[f"Changed from here on: {typed(name, unsaved[name])} ({was})"] += [policy.id]
+            was_set = {} if says_so else policy.set_during_run
+            for name in was_set.keys() - {*self.changed, *unsaved}:
+                lines[f"As it was set during the run: {typed(name, was_set[name])}"] += [policy.id]
+        every = len(self.policies)
+        return [
+            line if len(of) == every else f"{line} (of {', '.join(of)})"
+            for line, of in sorted(lines.items())
+        ]
 
     def prepare(self, resources: ExitStack, frozen: Sequence[FrozenGroup]) -> None:
         """Prepare the folder for the run, once nothing can be refused any more: it keeps the
@@ -191,9 +226,7 @@ def _opened(
     begin += [name for name, kept in frozen.items() if kept is None]
     places = places_of(asked, roles.trained)
     initial = {name: initial_weights(asked, at) for name, at in places.items() if name in begin}
-    notes = [*notes, *_notes_of_unsaved(config, stored, changed)]
-    notes += _notes_of_set(config, stored, changed)
-    notes += _notes_of_weights(asked, places, initial)
+    notes = [*notes, *_notes_of_weights(asked, places, initial)]
     if resuming:
         _check_policies(folder, stored, warnings.append)
     if config.seed is None:
@@ -212,41 +245,6 @@ def _opened(
     if opened.earlier:
         folder.check_spec(spec)
     return opened
-
-
-def _notes_of_unsaved(
-    config: AnyConfig, stored: Sequence[StoredPolicy], changed: Mapping[str, Any]
-) -> list[str]:
-    """Return a line for each hyperparameter that the part of the run before had changed and not
-    saved. ``changed``: what is changed now, which is told already."""
-    unsaved = {n: value for p in stored for n, value in p.unsaved_changes(config).items()}
-    return [
-        f"Changed from here on: {typed(name, value)} (the run was killed before it saved this)"
-        for name, value in unsaved.items()
-        if name not in changed
-    ]
-
-
-def _notes_of_set(
-    config: AnyConfig, stored: Sequence[StoredPolicy], changed: Mapping[str, Any]
-) -> list[str]:
-    """Return a line for each hyperparameter that a callback or a state from elsewhere has set, so
-    that the learner goes on with another value than that of ``config``. ``changed``: what is
-    changed now."""
-    if getattr(config, "pbt", False) or getattr(config, "schedule", None):
-        return []  # they change often, and say so
-    lines = []
-    for policy in stored:
-        learner = policy.earlier.get("learner", {}).get("hyperparameters", {})
-        anew = {*changed, *policy.unsaved_changes(config)}
-        of = f" (of {policy.id})" if len(stored) > 1 else ""
-        begun = {**policy.earlier.get("configured", {}), **policy.earlier.get("own_defaults", {})}
-        lines += [
-            f"As it was set during the run: {typed(name, learner[name])}{of}"
-            for name, value in begun.items()
-            if name not in anew and name in learner and learner[name] != value
-        ]
-    return lines
 
 
 def _notes_of_weights(

@@ -135,7 +135,7 @@ class Session:
         deployment = self._deployment
         self.resume_point = self.opened.resume_point
         chosen = deployment.pairing(self.asked, self.config, self.spec, self.resume_point)
-        self.run_plan = plan_run(chosen, self.config, self.spec, self.roles, self.opened.asked)
+        self.run_plan = plan_run(chosen, self.config, self.spec, self.roles, self.opened)
         self.resolved, self.plan = self.run_plan.resolved, self.run_plan.sizes
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=deployment.shares_memory)
         self._newest_request = self.opened.newest_request
@@ -145,7 +145,7 @@ class Session:
         self._follow_graph()
         for text, level in opening_messages(self, self.run_plan.config):
             self.message(text, level)
-        for text in self.opened.notes:
+        for text in (*self.opened.notes, *self.opened.notes_of_learning(self.run_plan)):
             self.message(text)
         for text in self._callbacks.uncalled_hooks():
             self.message(text, "warning")

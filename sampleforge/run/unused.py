@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.algorithms.annealing import CHECKED_AT, SHAPES, annealings
@@ -24,6 +25,7 @@ from sampleforge.topologies.population_config import PbtRulesConfig
 
 if TYPE_CHECKING:
     from sampleforge.encoding import Encoding
+    from sampleforge.run.beginning import RunPlan
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.registry import AnyPlan
 
@@ -34,12 +36,24 @@ MOST_PER_CORE = 3
 
 
 class Resolved(NamedTuple):
-    """A run whose defaults are resolved; ``config.model.encoder`` is the encoder that was
-    chosen."""
+    """A run whose defaults are resolved; ``config.model.encoder`` is the encoder that was chosen.
+    ``others``: the configs of the agents with other spaces than the first ones."""
 
     config: Any
     plan: AnyPlan
     spec: EnvSpec
+    others: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, run: RunPlan) -> Resolved:
+        """Return the run that is planned."""
+        first, *others = run.agents
+        return cls(first.config, first.plan, first.spec, tuple(each.config for each in others))
+
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        """The configs of all agents."""
+        return (self.config, *self.others)
 
     @property
     def has_box(self) -> bool:
@@ -138,7 +152,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "noise_correlation",
-        lambda run: run.plan.envs * run.spec.num_agents < 4,
+        lambda run: run.plan.envs < 4,
         "it is for every fourth environment, and there are fewer; add --num-envs-per-worker",
     ),
     (
@@ -346,7 +360,7 @@ def _schedules_without_effect(
             continue
         if (reason := unread(name, in_turn)) is not None:
             yield f"{schedule.flag} {of_changing(name, reason)}"
-        elif not schedule.replaces_value and getattr(run.config, name) == 0:
+        elif not (schedule.replaces_value or any(getattr(each, name) for each in run.configs)):
             yield (
                 f"{schedule.flag} has no effect: {name} is 0 from the beginning; give both ends, "
                 f"as in {schedule.text}:FIRST:LAST"
@@ -355,15 +369,15 @@ def _schedules_without_effect(
 
 def stages(run: Resolved, changes: Iterable[Mapping[str, Any]] = ({},)) -> list[Resolved]:
     """Return the ``run`` with the values that its hyperparameters have in turn: after each of the
-    ``changes``, and at each progress of the training where they follow --anneal."""
+    ``changes``, and at each progress of the training where they follow --anneal; all of that for
+    each of the configs that its agents have."""
     schedules, values, found = annealings(run.config), dict[str, Any](), list[Resolved]()
     for change in changes:
         values |= {name: value for name, value in change.items() if hasattr(run.config, name)}
-        own = {name: values.get(name, getattr(run.config, name)) for name in schedules}
-        for point in range(CHECKED_AT + 1 if schedules else 1):
-            progress = point / CHECKED_AT
+        for of_agents, point in product(run.configs, range(CHECKED_AT + 1 if schedules else 1)):
+            progress, config = point / CHECKED_AT, copy.copy(of_agents)
+            own = {name: values.get(name, getattr(config, name)) for name in schedules}
             annealed = {name: at(progress, own[name]) for name, at in schedules.items()}
-            config = copy.copy(run.config)
             for name, value in {**values, **annealed}.items():
                 object.__setattr__(config, name, value)  # checked where it is given
             found.append(run._replace(config=config))

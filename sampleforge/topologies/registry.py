@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -82,14 +82,23 @@ class Pairing:
         check_leaves(config.model.encode, spec)
         return self.resolve_defaults(one_row_each(config, spec), spec)
 
-    def for_agents(self, group: AgentGroup, asked: Any) -> AgentGroup:
+    def for_agents(
+        self, group: AgentGroup, asked: Any, stored: Mapping[str, Any] | None = None
+    ) -> AgentGroup:
         """Return an agent group whose config is resolved for the first one, with the defaults of
         its own actions: of the settings `OF_ACTIONS`, and of the noise that Box actions begin with,
-        where ``asked``, the config of the user, leaves them open."""
+        where ``asked``, the config of the user, leaves them open.
+
+        ``stored``: the `settings_of_actions` in an earlier part of the run, with which it goes on
+        (None: it begins). As for the first group, a learning rate that by default fell until the
+        end is constant in a run without an end."""
         own = self.resolve_defaults(asked, group.spec)
-        left_open: dict[str, Any] = {
-            name: getattr(own, name) for name in OF_ACTIONS if getattr(asked, name, "") is None
-        }
+        chosen, given = settings_of_actions(own), settings_of_actions(asked)
+        if stored is not None:
+            endless = chosen.keys() & ({} if asked.has_end else {"lr_schedule"})
+            earlier = {**settings_of_actions(group.config), **stored}
+            chosen = {**earlier, **dict.fromkeys(endless, "constant")}
+        left_open = {name: chosen[name] for name, value in given.items() if value is None}
         if asked.model.initial_log_std is None:
             noise = own.model.initial_log_std
             left_open["model"] = dataclasses.replace(group.config.model, initial_log_std=noise)
@@ -110,15 +119,21 @@ class Pairing:
         return NetworkMaker(self.algorithm, config, spec, seed)
 
 
+def settings_of_actions(config: Any) -> dict[str, Any]:
+    """Return the settings `OF_ACTIONS` that a config has."""
+    return {name: getattr(config, name) for name in OF_ACTIONS if hasattr(config, name)}
+
+
 def own_settings(config: Any, group: AgentGroup) -> str:
     """Return a line with what `Pairing.for_agents` has made different from ``config``, that of the
     first agents; empty if that is nothing."""
-    pairs = [(n, getattr(config, n, None), getattr(group.config, n, None)) for n in OF_ACTIONS]
+    own = settings_of_actions(group.config)
+    pairs = [(name, getattr(config, name), value) for name, value in own.items()]
     noise = config.model.initial_log_std, group.config.model.initial_log_std
     flags = [
-        typed(name, own)
-        for name, first, own in (*pairs, ("model.initial_log_std", *noise))
-        if own not in (None, first)
+        typed(name, value)
+        for name, first, value in (*pairs, ("model.initial_log_std", *noise))
+        if value not in (None, first)
     ]
     agents = ", ".join(group.spec.agents)
     return f"Agents {agents}, by their own actions: {' '.join(flags)}" if flags else ""

@@ -190,6 +190,17 @@ class BoxGoals(MixedGoals):
         return super().step(acted)
 
 
+class BoxFirst(MixedGoals):
+    """`MixedGoals` with Box actions for the walkers, and two discrete ones for the caller."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2) if agent == "caller" else spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        acted = {a: [act] if a == "caller" else act[0] > 0 for a, act in actions.items()}
+        return super().step(acted)
+
+
 class Walkers(MixedGoals):
     """`MixedGoals` whose caller has three discrete actions."""
 

@@ -118,7 +118,7 @@ def opening_messages(session: Session, config: AnyConfig) -> Iterator[tuple[str,
     for text in (own_settings(config, group) for group in session.run_plan.agents[1:]):
         if text:
             yield text, "info"
-    for text in warnings_of(session.asked, Resolved(config, session.plan, session.spec)):
+    for text in warnings_of(session.asked, Resolved.of(session.run_plan)):
         yield text, "warning"
 
 

@@ -83,7 +83,7 @@ def told_of(config: AnyConfig, flags: PbtRulesConfig, size: int, spec: EnvSpec) 
     plan = plan_run(pairing(config), config, spec)
     ids, offered = [str(index) for index in range(size)], spec.shaping_hyperparameters
     rules = rules_of(plan.resolved, flags, ids, offered, np.random.default_rng(0))
-    return tuple(without_effect(Resolved(plan.config, plan.sizes, spec), flags, rules))
+    return tuple(without_effect(Resolved.of(plan), flags, rules))
 
 
 def opened(

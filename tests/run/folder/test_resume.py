@@ -134,7 +134,7 @@ def test_a_change_is_kept_if_the_run_is_killed_before_its_next_checkpoint(tmp_pa
     before.rename(run / "checkpoints")
     train(config(run, 2000, **changed))
     assert learned_rate(run) == 1e-5
-    said = "Changed from here on: --learning-rate 1e-05 (the run was killed"
+    said = "Changed from here on: --learning-rate 1e-05 (the latest checkpoint has 0.001)"
     assert said in (run / "log.txt").read_text()
     train(config(run, 3000, **changed))
     assert learned_rate(run) == 1e-5
