@@ -17,12 +17,12 @@ from sampleforge.env.closing import CLOSE_S, close_in_time
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.interface import told_of_rows
-from sampleforge.env.user_code import keeps_directory, scratch_directory
+from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.loaded_policy import load_model, load_other_groups
 from sampleforge.run.camera import Camera
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust, imports_code, trusted_config
+from sampleforge.run.folder.trust import Trust, plays_own_code, trusted_config
 from sampleforge.run.onnx_policy import OnnxPolicy
 from sampleforge.run.recording import PlayRecorder
 from sampleforge.run.screen.evaluating import EvaluationDisplay
@@ -117,7 +117,8 @@ def evaluate(
     count = episodes or EPISODES
     exported = None if onnx is None else OnnxPolicy(onnx)  # its path is the caller's
     with ExitStack() as resources:
-        _leave_directory(stage, config, resources)
+        if not plays_own_code(stage, config):
+            resources.enter_context(scratch_directory(cwd_importable=False))
         contestant = _contestant(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )
@@ -132,14 +133,6 @@ def evaluate(
         _warn_of_cuts(stage, player, observers.display)
     env_steps = contestant.state.get("env_steps")
     return _results(player) | {"stochastic": stochastic, "seed": seed, "env_steps": env_steps}
-
-
-def _leave_directory(stage: AnyConfig, config: AnyConfig, resources: ExitStack) -> None:
-    """Play in a scratch directory until ``resources`` end, where the environment of ``stage`` may;
-    ``config`` is that of the training."""
-    if not keeps_directory(stage.env):
-        imports = imports_code(stage) or imports_code(config)
-        resources.enter_context(scratch_directory(cwd_importable=imports))
 
 
 def _player(

@@ -47,7 +47,8 @@ def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
 
 def follow(config: RanksRunConfig, world: World) -> int:
     """Run any other rank than rank 0 until training ends; return the exit code."""
-    from sampleforge.env.user_code import keeps_directory, make_cwd_importable
+    from sampleforge.env.user_code import make_cwd_importable
+    from sampleforge.run.folder.trust import has_own_code
     from sampleforge.runners.base import RunnerContext
     from sampleforge.runners.in_process import InProcessRunner
 
@@ -66,7 +67,7 @@ def follow(config: RanksRunConfig, world: World) -> int:
             ticker = graph.new_ticker()
             context = RunnerContext(
                 config.env_timeout,
-                keeps_directory=keeps_directory(config.env, config.evaluate_env),
+                keeps_directory=has_own_code(config),
                 is_interrupted=interrupted,
                 age=ticker.age,
             )

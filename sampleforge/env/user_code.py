@@ -1,7 +1,7 @@
 """Functions and modules of the user's own, which flags name as package.module:function; and the
-working directory of the processes that step environments: the caller's for code of the user's own,
-which may read files by relative paths, and a temporary one for all others, since ViZDoom and MuJoCo
-write log and config files into the working directory."""
+working directory of the processes of a run: the caller's where code of the user's own takes part,
+which may read and write files by relative paths, and a temporary one for all others, since ViZDoom
+and MuJoCo write log and config files into the working directory."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def import_user_module(
 
 
 def keeps_directory(*environments: str | None) -> bool:
-    """Return whether processes that step ``environments`` stay in the caller's working directory:
-    one of them is named as ``module:name``, or an object."""
+    """Return whether ``environments`` make the processes that step them stay in the caller's
+    working directory: one of them is named as ``module:name``, or an object."""
     return any(name is not None and ":" in name for name in environments)
 
 

@@ -4,7 +4,7 @@ yet."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,6 +78,10 @@ class RunPlan:
         of its model."""
         return self.agents[self.agent_group(policy)]
 
+    def config_of(self, policy: str) -> Any:
+        """Return the config of the agents that the policy with this id plays."""
+        return self.agents_of(policy).config
+
     def new_model(self, policy: str) -> ActorCritic | QNetwork:
         """Return a model with the names and shapes of the weights of the policy with this id, on
         the CPU."""
@@ -121,7 +125,7 @@ def plan_run(
     that the config describes; ``opened``: the run folder that ``config`` is from, None if it is the
     user's. Raises ConfigError for what cannot run."""
     roles = roles or roles_of_policies(config)
-    asked, stored = config, dict[int, Mapping[str, Any]]()
+    asked, stored = config, dict[int, dict[str, Any]]()
     if opened is not None:
         asked, begun = opened.asked, (each for each in opened.policies if each.earlier)
         stored = {roles.agent_group(p.id, spec): p.earlier.get("of_actions", {}) for p in begun}
@@ -159,7 +163,7 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
     check_frozen(session.run_plan.config, model)
     for name, initial in session.opened.initial.items():
         left = initial.weights(session.run_plan.new_model(name))
-        for warning in initial.other_meanings(session.run_plan.agents_of(name).config):
+        for warning in initial.other_meanings(session.run_plan.config_of(name)):
             session.message(warning, "warning")
         if name in session.roles.trained and not session.config.sampler_only:
             agents = session.run_plan.agents_of(name)
@@ -189,7 +193,7 @@ def policy_starts(session: Session) -> list[PolicyStart]:
             dataclasses.replace(
                 start,
                 seed=seed_of_policy(start.seed, index),
-                resume=session.opened.resume(stored, session.run_plan.agents_of(stored.id).config),
+                resume=session.opened.resume(stored, session.run_plan.config_of(stored.id)),
                 initial=session.opened.initial.get(stored.id),
                 replays=stored.stored_replay,
             ),

@@ -185,7 +185,7 @@ class PolicyCheckpoints:
         """Have ``write`` write a checkpoint that names ``replay``; returns its env steps. ``write``
         gets the session's part, and returns what has failed, or None."""
         env_steps = self._progress.env_steps
-        config = session.run_plan.agents_of(self._group.id).config
+        config = session.run_plan.config_of(self._group.id)
         about = {
             "wall_s": self._progress.wall_s,
             "resumes": session.resume_point.resumes,

@@ -92,13 +92,12 @@ class Deployment:
 
 def runner_context(session: Session) -> RunnerContext:
     """Return what a runner is given by a session."""
-    from sampleforge.env.user_code import keeps_directory
     from sampleforge.runners.base import RunnerContext
 
     return RunnerContext(
         session.config.env_timeout,
         session.folder.scratch,
-        keeps_directory(session.config.env, session.config.evaluate_env),
+        session.has_own_code,
         alert=session.restarted,
         note=session.note,
         is_interrupted=session.is_interrupted,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ from sampleforge.topologies.starts import ResumePoint
 from sampleforge.workers.learner_change import LOAD
 
 if TYPE_CHECKING:
-    from sampleforge.run.beginning import RunPlan
     from sampleforge.topologies.graph import FrozenGroup
 
 
@@ -134,19 +132,22 @@ class OpenRun:
             return None
         return ResumeCheckpoint(stored.store, {**self.changed, **stored.unsaved_changes(config)})
 
-    def notes_of_learning(self, run: RunPlan) -> list[str]:
-        """Return a line for each hyperparameter with which policies of a ``run`` go on, though it
-        is not `changed`, and their config of the latest checkpoint has another value."""
-        lines = defaultdict[str, list[str]](list)
+    def notes_of_learning(self, config_of: Callable[[str], Any]) -> list[str]:
+        """Return a line for each hyperparameter with which policies go on, though it is not
+        `changed`, and their config of the latest checkpoint has another value. ``config_of``: id of
+        a policy -> the config of its agents."""
+        lines: dict[str, list[str]] = {}
         says_so = getattr(self.config, "pbt", False) or getattr(self.config, "schedule", None)
         for policy in self.policies:
-            unsaved = policy.unsaved_changes(run.agents_of(policy.id).config)
+            unsaved = policy.unsaved_changes(config_of(policy.id))
             for name in unsaved.keys() - self.changed:
                 was = f"the latest checkpoint has {policy.configured[name]}"
-                lines[f"Changed from here on: {typed(name, unsaved[name])} ({was})"] += [policy.id]
+                line = f"Changed from here on: {typed(name, unsaved[name])} ({was})"
+                lines.setdefault(line, []).append(policy.id)
             was_set = {} if says_so else policy.set_during_run
             for name in was_set.keys() - {*self.changed, *unsaved}:
-                lines[f"As it was set during the run: {typed(name, was_set[name])}"] += [policy.id]
+                line = f"As it was set during the run: {typed(name, was_set[name])}"
+                lines.setdefault(line, []).append(policy.id)
         every = len(self.policies)
         return [
             line if len(of) == every else f"{line} (of {', '.join(of)})"

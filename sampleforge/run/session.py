@@ -18,6 +18,7 @@ from sampleforge.run.callback import (
     callbacks_of,
 )
 from sampleforge.run.deployment import Deployment
+from sampleforge.run.folder.trust import has_own_code
 from sampleforge.run.reports.due import ReportTimes
 from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.topologies.config import AnyConfig
@@ -145,7 +146,7 @@ class Session:
         self._follow_graph()
         for text, level in opening_messages(self, self.run_plan.config):
             self.message(text, level)
-        for text in (*self.opened.notes, *self.opened.notes_of_learning(self.run_plan)):
+        for text in (*self.opened.notes, *self.opened.notes_of_learning(self.run_plan.config_of)):
             self.message(text)
         for text in self._callbacks.uncalled_hooks():
             self.message(text, "warning")
@@ -180,6 +181,11 @@ class Session:
         self._callbacks.insert(1, self.worker_states)
         self.checkpoints = Checkpoints(self)
         self._callbacks += own_callbacks(self, self._callbacks)
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether code of the user's own takes part, see `has_own_code`."""
+        return has_own_code(self.config, self._callbacks)
 
     def _start(self) -> None:
         self._runner = self.runner_of(self.graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_what_a_run_that_goes_on_is_given_holds_for_all_policies(tmp_path: Path)
 class OneReport(Lines):
     """Ends a run at its first report."""
 
-    def on_report(self, session: sf.Session, report: dict[str, float]) -> None:
+    def on_report(self, session: sf.Session, report: Mapping[str, float]) -> None:
         session.stop()
 
 

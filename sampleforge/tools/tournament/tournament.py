@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.populations.self_play import load_snapshots
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust, imports_code, trusted_config
+from sampleforge.run.folder.trust import Trust, plays_own_code, trusted_config
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.progress import short
 from sampleforge.runtime.torch_settings import limit_threads
@@ -104,7 +104,8 @@ def play_tournament(
     configs = [trusted_config(folder, trust) for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         _check_env(folders[0], configs[0], folder, config)
-    with scratch_directory(cwd_importable=any(map(imports_code, configs))):
+    own = plays_own_code(*configs)
+    with nullcontext() if own else scratch_directory(cwd_importable=False):
         players = load_players(folders, configs, which, snapshots=snapshots)
         if len(players) < 2:
             raise ConfigError(
