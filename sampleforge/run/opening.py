@@ -254,10 +254,12 @@ def _notes_of_weights(
     """Return a line for each of the ``places`` (see `places_of`): whether the policy begins with
     the weights there. ``initial``: the policies that do."""
     lines = dict[str, None]()
+    parts = ", ".join(asked.init_parts)
+    taken = f"The weights of the {parts}" if parts else "The weights"
     for policy, place in places.items():
         of = f" of {policy}" if isinstance(asked.init_from, dict) else ""
         if policy in initial:
-            lines[f"The weights{of} are those of {place} at the beginning"] = None
+            lines[f"{taken}{of} are those of {place} at the beginning"] = None
         else:
             lines[f"--init-from {place}: this run goes on from its own checkpoint{of}"] = None
     return [*lines]

@@ -229,6 +229,18 @@ def test_weights_that_do_not_fit_are_named_and_left_new_on_demand(
 
 
 @pytest.mark.long
+def test_a_network_of_another_kind_is_refused_whatever_may_be_left_new(
+    trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    """Only the statistics of observations have the same names in both."""
+    source, run = trained("appo"), tmp_path / "run"
+    apex = small("apex", run, data, init_from=str(source), init_mismatch="new")
+    with pytest.raises(ConfigError, match=r"no weight that is learned .* apex and pqn"):
+        beginning(apex)
+    assert not run.exists()
+
+
+@pytest.mark.long
 def test_weights_that_would_compute_something_else_are_refused_or_warned_of(
     trained: Trained, data: Path, tmp_path: Path
 ) -> None:

@@ -80,6 +80,15 @@ class InitialWeights:
         apart = {_leaf(name) for name in wanted if name not in found} - {""}
         found = {name: tensor for name, tensor in found.items() if _leaf(name) not in apart}
         left = [name for name in wanted if name not in found]
+        learned = wanted.keys() & {name for name, _ in model.named_parameters()}
+        if learned and learned <= set(left):
+            raise ConfigError(
+                f"--init-from: no weight that is learned here ({_listed(sorted(learned))}) is in "
+                f"the checkpoint in {self._store.folder}, or all have another shape there, so "
+                "that nothing would be taken over; begin with a run of an algorithm with the same "
+                "kind of network (appo, ddppo and marwil; apex and pqn; sac and crossq; td3), and "
+                "with the same encoder and sizes"
+            )
         if left and (self._mismatch == "refuse" or not found):
             raise ConfigError(
                 f"--init-from: {_listed(left)} of the network here {'are' if left[1:] else 'is'} "
