@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,16 @@ from tests.support.variants import slow
 
 WITHIN_S = 20.0
 ASCII = {"PYTHONIOENCODING": "ascii", "LANG": "C", "LC_ALL": "C"}
+TRAIN_AND_EVALUATE = """
+import sys
+from sampleforge.cli import main
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    folder = words[words.index("--run-dir") + 1]
+    sys.exit(main(words) or main(["eval", folder, "--episodes", "2"]))
+"""
+"""Both in one process, which has been started where the terminal is an ASCII one."""
 
 pytestmark = pytest.mark.multiprocess(timeout=120)
 
@@ -69,12 +80,12 @@ def test_a_folder_with_umlauts_is_written_to_an_ascii_terminal(
 ) -> None:
     words = train("CartPole-v1", "--train-for-env-steps", "4000", run_dir="läufe/größe 1")
     words = words if quiet else [word for word in words if word != "--quiet"]
-    done = run_cli(*words, env=ASCII)
+    (tmp_path / "commands.py").write_text(TRAIN_AND_EVALUATE)
+    done = run_cli("commands.py", *words, env=ASCII, timeout=100)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "Finished after" in done.stdout and "gr" in done.stdout
     assert summary(tmp_path / "läufe" / "größe 1")["status"] == "finished"
-    shown = run_cli("eval", "läufe/größe 1", "--episodes", "2", env=ASCII)
-    assert shown.returncode == 0, (shown.stdout, shown.stderr)
+    assert json.loads(done.stdout.splitlines()[-1])["episodes"] == 2, "of the evaluation"
 
 
 def test_a_folder_that_is_removed_ends_the_run_and_is_not_made_again(
@@ -93,22 +104,13 @@ def test_a_folder_that_is_removed_ends_the_run_and_is_not_made_again(
 
 @pytest.mark.parametrize("serial", [slow(True), False])
 def test_a_run_outlives_its_working_directory(
-    tmp_path: Path, shell: list[subprocess.Popen[str]], serial: bool
+    start_cli: StartCli, tmp_path: Path, serial: bool
 ) -> None:
     here, run = tmp_path / "here", tmp_path / "run"
     here.mkdir()
     more = ["--serial"] if serial else []
     words = train("CartPole-v1", "--train-for-env-steps", "60000", *more, run_dir=str(run))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sampleforge", *words],
-        cwd=here,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    shell.append(process)
+    process = start_cli(*words, cwd=here)
     until_trained(process, run)
     here.rmdir()
     stdout, stderr = process.communicate(timeout=3 * WITHIN_S)
