@@ -81,13 +81,13 @@ def test_a_daemonic_process_is_told_to_train_elsewhere_or_serially(
         "    except sf.ConfigError as error:\n"
         "        return f'{error} {Path(\"Mine-v0\").exists()}'\n"
         'if __name__ == "__main__":\n'
-        "    with get_context('spawn').Pool(1) as pool:\n"
+        "    with get_context('forkserver').Pool(1) as pool:\n"
         "        for said in pool.map(trained, [False, True]):\n"
         "            print(said)\n",
     )
     assert done.returncode == 0, done.stderr
     refused, status = done.stdout.splitlines()
-    assert refused.startswith("this process (SpawnPoolWorker-1) is a daemonic one")
+    assert refused.startswith("this process (ForkServerPoolWorker-1) is a daemonic one")
     assert "ProcessPoolExecutor" in refused and refused.endswith("(--serial) False")
     assert status == "finished"
 
