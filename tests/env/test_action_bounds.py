@@ -125,8 +125,8 @@ def weights(make: Callable[..., AnyConfig], folder: Path, bound: float, **more: 
     return newest(sf.train(config).run_dir)
 
 
-APPO = {"num_workers": 1, "batch_size": 256, "learning_rate": 3e-3}
-DDPPO = {"num_ranks": 1, "minibatch_size": 64, "learning_rate": 3e-3}
+APPO = {"num_workers": 1, "batch_size": 256, "num_epochs": 4, "learning_rate": 3e-3}
+DDPPO = {"num_ranks": 1, "minibatch_size": 64, "num_epochs": 4, "learning_rate": 3e-3}
 TOPOLOGIES: dict[str, tuple[Callable[..., AnyConfig], dict[str, Any]]] = {
     "appo": (AppoConfig, APPO),
     "ddppo": (DdppoConfig, DDPPO),
