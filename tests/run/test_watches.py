@@ -370,7 +370,8 @@ def test_a_run_whose_episodes_never_end_says_so_once_with_the_flags_that_help(
     tmp_path: Path,
 ) -> None:
     end: dict[str, Any] = {"train_for_env_steps": 16384, "env": "tests.support.envs:CodeEnv"}
-    sizes = {"num_workers": 2, "num_envs_per_worker": 4}
+    sizes = {"num_workers": 2, "num_envs_per_worker": 4, "num_splits": 1}
+    sizes |= {"batch_size": 1024, "num_epochs": 1}
     config = appo(tmp_path / "1", **end, **sizes, env_kwargs={"length": 10**9})
     (text,) = endless(config)
     assert re.match(r"No episode has ended in 16,[\d,]+ env steps of 8 env rows, and tests", text)
