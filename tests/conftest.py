@@ -178,13 +178,20 @@ def forget_dead_fork_server() -> None:
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
+@pytest.fixture(scope="session")
+def working_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the current directory of each test. Beside those of `tmp_path`, which pytest
+    counts before it makes another, each would make the next test slower."""
+    return tmp_path_factory.mktemp("cwd")
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    working_directories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Fails the test if it leaves a process, a thread, a name in /dev/shm or a file; ends the
     processes that it left, so that the next test starts clean."""
-    cwd = tmp_path_factory.mktemp("cwd")
+    cwd = Path(tempfile.mkdtemp(dir=working_directories))
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "path", [*sys.path])  # runs add the current directory
     before = Footprint.now(cwd)
