@@ -61,7 +61,7 @@ def make(size: int = 5) -> gym.Env[Any, Any]:
 
 def main() -> None:
     config = sf.AppoConfig(
-        env="custom_env:make", env_kwargs={"size": 6}, train_for_env_steps=40_000, seed=1
+        env="custom_env:make", env_kwargs={"size": 6}, train_for_env_steps=20_000, seed=1
     )
     result = sf.train(config)
     print(f"mean return of the last 100 episodes: {result.summary['return_mean']:.2f}")

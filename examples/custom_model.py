@@ -54,7 +54,7 @@ def main() -> None:
     config = sf.AppoConfig(
         env="CartPole-v1",
         model=sf.ModelConfig(encoder="custom_model:ResidualMLP"),
-        train_for_env_steps=30_000,
+        train_for_env_steps=20_000,
         seed=1,
     )
     result = sf.train(config)

@@ -134,7 +134,7 @@ def main() -> None:
 
     config = ByName(
         env="CartPole-v1",
-        train_for_env_steps=300_000,
+        train_for_env_steps=150_000,
         lr_schedule="linear",
         seed=1,
         quiet=True,
