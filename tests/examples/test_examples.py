@@ -52,7 +52,7 @@ def export_cartpole(folder: Path) -> None:
         serial=True,
         quiet=True,
         seed=1,
-        train_for_env_steps=30_000,
+        train_for_env_steps=15_000,
     )
     export_run(train(config).run_dir, folder / "policy.onnx", "onnx", trust=Trust())
 
