@@ -121,20 +121,27 @@ def _try_out(
             "the encoder"
         ) from error
     encoder.train(training)
-    saved = encoder.state_dict()
-    for key, buffer in encoder.named_buffers():
-        if key in saved and buffer.is_floating_point() and not buffer.isfinite().all():
-            raise ConfigError(
-                f"--model.encoder {name}: the buffer {key} holds numbers that are not finite, "
-                "which no checkpoint may; if it is a constant such as a mask, use "
-                "register_buffer(..., persistent=False)"
-            )
+    check_savable(f"--model.encoder {name}", encoder)
     got: Any = list(out.shape) if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
     if got != expected:
         raise ConfigError(
             f"--model.encoder {name}: forward must return a tensor of shape [rows, out_features], "
             f"here {expected}, but returned {got}; correct forward or out_features"
         )
+
+
+def check_savable(flag: str, module: nn.Module) -> None:
+    """Raise ConfigError if a module of the user's own, which ``flag`` names, has a weight that no
+    checkpoint may hold: the run would end at its first one."""
+    buffers = dict(module.named_buffers())
+    for key, value in module.state_dict().items():
+        is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if is_number and not value.isfinite().all():
+            raise ConfigError(
+                f"{flag}: the {'buffer' if key in buffers else 'parameter'} {key} holds numbers "
+                "that are not finite, which no checkpoint may; make them finite, or, if it is a "
+                "constant such as a mask, use register_buffer(..., persistent=False)"
+            )
 
 
 def encoded_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoder_registry import TRIED_ROWS, import_module_class
+from sampleforge.models.encoder_registry import TRIED_ROWS, check_savable, import_module_class
 from sampleforge.models.encoders import orthogonal_
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout
 
@@ -70,7 +70,7 @@ def draws_itself(config: ModelConfig) -> bool:
 
 def make_head(config: ModelConfig, features: int, layout: ActionLayout) -> PolicyHead | None:
     """Return a new head of the user's own; None if the config names none. Raises ConfigError if the
-    class does not exist or does not work for these actions."""
+    class does not exist, does not work for these actions or cannot be saved."""
     if config.head is None:
         return None
     head = import_module_class("model.head", config.head, PolicyHead)(features, layout, config)
@@ -84,6 +84,7 @@ def make_head(config: ModelConfig, features: int, layout: ActionLayout) -> Polic
             f"--model.head {config.head}: it fails for {TRIED_ROWS} rows of {features} features: "
             f"{error!r}; correct the class"
         ) from error
+    check_savable(f"--model.head {config.head}", head)
     return head
 
 

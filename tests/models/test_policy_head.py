@@ -60,6 +60,22 @@ class FlatLogProb(PolicyHead):
         return Wrong(self.layout, parameters, mask)
 
 
+class Masked(PolicyHead):
+    """With a constant that no checkpoint may hold."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.register_buffer("penalty", torch.tensor([0.0, -torch.inf]))
+
+
+class Unknown(PolicyHead):
+    """With a weight that was never given a value."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.bonus = nn.Parameter(torch.full((4,), torch.nan))
+
+
 class Unclamped(PolicyHead):
     """A density of actions within the bounds, and of no others."""
 
@@ -110,6 +126,8 @@ def test_the_beta_distribution_is_within_the_bounds_and_has_its_density() -> Non
         (f"{__name__}:TooWide", r"forward returned \(2, 5\), but must return \(2, 4\)"),
         (f"{__name__}:NoDistribution", "distribution returned a Normal"),
         (f"{__name__}:FlatLogProb", r"log_prob returned \(2, 1\), but must return \(2,\)"),
+        (f"{__name__}:Masked", r"Masked: the buffer penalty holds .* not finite, .*persistent=F"),
+        (f"{__name__}:Unknown", "Unknown: the parameter bonus holds .* make them finite"),
     ],
 )
 def test_a_head_that_does_not_work_is_refused(name: str, message: str) -> None:
