@@ -117,7 +117,7 @@ def check_metric(
             _refuse(condition, "evaluations have no metric of that name", EVALUATED)
         if prefixes and own == condition.metric and not adds_metrics:
             _refuse(condition, "each policy has one of its own", [f"{p}{own}" for p in prefixes])
-    elif own in OF_EPISODES and not getattr(config, "is_live", True):
+    elif own in OF_EPISODES and not getattr(config, "is_live", True) and not adds_metrics:
         _refuse(
             condition,
             "from data alone (--input) no episodes are sampled; name eval_return_mean, with "

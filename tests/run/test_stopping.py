@@ -108,6 +108,7 @@ def test_metrics_of_episodes_are_refused_from_data_alone(cls: Any, stop: str) ->
     condition = StopCondition.parse(stop)
     with pytest.raises(ConfigError, match=f"--stop '{stop}': from data alone .* eval_return_mean"):
         check_metric(condition, cls(env="x", input=("data",)), [], adds_metrics=False)
+    check_metric(condition, cls(env="x", input=("data",)), [], adds_metrics=True)
     if cls is ApexConfig:
         check_metric(condition, cls(env="x", input=("live", "data")), [], adds_metrics=False)
 
