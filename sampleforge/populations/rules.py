@@ -96,7 +96,7 @@ def rules_of(
     except ValueError as error:
         raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
     _check_bounds(bounds, perturbed)
-    _check_initial(initial, bounds)
+    _check_initial(initial, bounds, perturbed)
     given: dict[str, Any] = {}
     if flags.pbt_perturb_chance is not None:
         given["chance"] = flags.pbt_perturb_chance
@@ -170,21 +170,29 @@ def takes(config: AnyConfig, name: str, value: Value) -> bool:
     return True
 
 
-def _check_initial(initial: Mapping[str, Bounds], bounds: Mapping[str, Bounds]) -> None:
+def _check_initial(
+    initial: Mapping[str, Bounds], bounds: Collection[str], rule: ExploreRule
+) -> None:
     """Raise ConfigError for ranges of the first values from which none can be drawn, or one beyond
-    the ``bounds``."""
+    the bounds of the ``rule``, to which the first perturbation would take it back. ``bounds``:
+    names of the hyperparameters whose bounds were given."""
     for name, both in initial.items():
+        typed_both = f"--pbt-initial {_typed_range(name, both)}"
         if KNOWN.get(name, Parameter()).complement and both[1] >= 1:
             raise ConfigError(
-                f"--pbt-initial {_typed_range(name, both)}: 1 - x is drawn log-uniformly, so the "
-                "upper end must be below 1"
+                f"{typed_both}: 1 - x is drawn log-uniformly, so the upper end must be below 1"
             )
-        low, high = bounds.get(name, both)
-        if both[0] < low or high < both[1]:
-            raise ConfigError(
-                f"--pbt-initial {_typed_range(name, both)}: members would begin outside "
-                f"--pbt-bounds {_typed_range(name, (low, high))}; change one of the two"
-            )
+        low, high = rule.parameters[name].bounds if name in rule.parameters else both
+        if low <= both[0] and both[1] <= high:
+            continue
+        outside = f"members would begin outside --pbt-bounds {_typed_range(name, (low, high))}"
+        if name in bounds:
+            raise ConfigError(f"{typed_both}: {outside}; change one of the two")
+        wide = _typed_range(name, (min(low, both[0]), max(high, both[1])))
+        raise ConfigError(
+            f"{typed_both}: {outside}, the default, and come to them with their first "
+            f"perturbation; add --pbt-bounds {wide}, or give a range within"
+        )
 
 
 def _typed_range(name: str, both: Bounds) -> str:

@@ -74,6 +74,16 @@ def test_given_factors_are_those_of_every_hyperparameter(variant: Variant) -> No
             },
             "--pbt-initial learning-rate=1e-06..0.001: members would begin outside",
         ),
+        (
+            {"pbt_initial": {"clip-ratio": "0.5..6"}},
+            "--pbt-initial clip-ratio=0.5..6: members would begin outside --pbt-bounds "
+            "clip-ratio=0.001..1, the default, and come to them with their first perturbation; add "
+            "--pbt-bounds clip-ratio=0.001..6, or give a range within",
+        ),
+        (
+            {"pbt_initial": {"clip-ratio": "0.1..0.5"}, "pbt_variant": "dexpbt"},
+            "outside --pbt-bounds clip-ratio=0.01..0.3, the default, ",
+        ),
     ],
 )
 def test_first_values_that_cannot_be_are_refused(settings: dict[str, Any], refusal: str) -> None:
@@ -85,6 +95,17 @@ def test_first_values_may_come_from_all_that_the_bounds_allow() -> None:
     both = {"learning-rate": "1e-5..1e-2"}
     first = rules_for(pbt_initial=both, pbt_bounds=both).first
     assert all(1e-5 <= (values["learning_rate"] or 0) <= 1e-2 for values in first)
+
+
+@pytest.mark.parametrize("more", [{"pbt_bounds": {"clip-ratio": "0.001..6"}}, {}])
+def test_first_values_beyond_the_usual_bounds_need_bounds_or_stay(more: dict[str, Any]) -> None:
+    """They stay if they are not perturbed."""
+    perturbed = ("learning-rate", *(("clip-ratio",) if more else ()))
+    rules = rules_for(pbt_initial={"clip-ratio": "3..6"}, pbt_perturb=perturbed, **more)
+    rule = dataclasses.replace(rules.explore, chance=1.0, reset_chance=0.0, factors=(1.1, 1.2))
+    for seed, first in enumerate(rules.first):
+        value = explore(first, rule, np.random.default_rng(seed))["clip_ratio"]
+        assert value is not None and value > 2
 
 
 @pytest.mark.parametrize(
