@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -69,8 +70,9 @@ class CardRequest(NamedTuple):
     repo: str | None = None
 
     def how(self, trust: Trust) -> dict[str, Any]:
-        """Return the policy to evaluate, as arguments of `evaluate`."""
-        return {"which": self.which, "policy": self.policy, "trust": trust}
+        """Return the policy to evaluate, as arguments of `evaluate`: the copy of the run has one
+        checkpoint of it."""
+        return {"policy": self.policy, "trust": trust}
 
 
 def make_card(
@@ -84,19 +86,18 @@ def make_card(
 ) -> Card:
     """Write the card of the run in ``run_dir`` into the folder ``out``.
 
-    A curve or a video that cannot be made is left out, with a message that says why. Raises
-    ConfigError for a folder that is the run's, holds other files or cannot be written, and what
-    `evaluate` raises.
+    What is played is a copy, because the run may still train. A curve or a video that cannot be
+    made is left out, with a message that says why. Raises ConfigError for a folder that is the
+    run's, holds other files or cannot be written, and what `evaluate` raises.
     """
     folder = RunFolder.existing(run_dir)
     if out.resolve() == folder.path.resolve():
         raise ConfigError(f"--out {out} is the run itself; give a new folder")
     _check_out(out)
-    with TemporaryDirectory(prefix="sampleforge-card-") as copied:  # the run may still train
-        run = RunFolder(Path(copied))
-        with _writing(out):
-            _copy_run(folder, run.path, request)
-        score = _score(run, request, display, alive, trust)
+    warn = partial(display.message, level="warning")
+    with _copy(folder, request, warn) as run:
+        with _naming(folder, run):
+            score = _score(run, request, display, alive, trust)
         facts = _facts(folder, request)
 
         def write(*, curve: bool, video: bool) -> None:
@@ -104,12 +105,13 @@ def make_card(
             write_atomically(out / "README.md", text.encode())
 
         def film() -> None:
-            _film(run, out / VIDEO, alive, request, trust)
+            with _naming(folder, run):
+                _film(run, out / VIDEO, alive, request, trust)
 
-        with _writing(out):
+        with _writing(f"--out {out}: the card is not complete", "give another folder"):
             out.mkdir(parents=True, exist_ok=True)
             write(curve=False, video=False)  # from here on the folder is known to be a card
-            _copy_run(run, out, request)
+            _copy_run(run, out, request, lambda text: None)
             has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
             (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
             has_video = request.video and _try(display, "video", film)
@@ -118,13 +120,37 @@ def make_card(
 
 
 @contextmanager
-def _writing(out: Path) -> Iterator[None]:
+def _copy(
+    folder: RunFolder, request: CardRequest, log: Callable[[str], None]
+) -> Iterator[RunFolder]:
+    """Copy the run in ``folder`` into a temporary folder, which is removed at the end."""
+    failed = f"the run in {folder.path} cannot be copied into a temporary folder"
+    with ExitStack() as resources:
+        with _writing(failed, "name another folder in the environment variable TMPDIR"):
+            name = resources.enter_context(TemporaryDirectory(prefix="sampleforge-card-"))
+            _copy_run(folder, Path(name), request, log)
+        yield RunFolder(name)
+
+
+@contextmanager
+def _naming(run: RunFolder, copy: RunFolder) -> Iterator[None]:
+    """Have errors about the ``copy``, which is gone when they are read, name the ``run``."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (str(error).replace(str(copy.path), str(run.path)), *error.args[1:])
+        raise
+
+
+@contextmanager
+def _writing(failed: str, remedy: str) -> Iterator[None]:
+    """Raise ConfigError in the place of an OSError. ``failed``: what has; ``remedy``: beside making
+    room."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"--out {out}: the card is not complete: {error}; make room or give another folder, "
-            "and run the command again"
+            f"{failed}: {error}; make room or {remedy}, and run the command again"
         ) from error
 
 
@@ -153,9 +179,11 @@ def _check_out(out: Path) -> None:
         raise ConfigError(f"--out {out} holds other files; give a new folder")
 
 
-def _copy_run(folder: RunFolder, out: Path, request: CardRequest) -> None:
+def _copy_run(
+    folder: RunFolder, out: Path, request: CardRequest, log: Callable[[str], None]
+) -> None:
     """Copy what makes ``out`` a run folder: the config, the spec, the metrics, and a checkpoint of
-    each policy, also of those that are not trained."""
+    each policy, also of those that are not trained. ``log``: as in `CheckpointStore.load`."""
     for name in COPIED:
         (out / name).unlink(missing_ok=True)
         if (folder.path / name).is_file():
@@ -168,7 +196,7 @@ def _copy_run(folder: RunFolder, out: Path, request: CardRequest) -> None:
     for policy in (trained or [None]) + frozen:
         source = folder.policy_checkpoints(policy)
         best = request.which == "best" and policy in (None, request.policy)
-        found = CheckpointStore(source, 1).load("best" if best else "latest", log=lambda text: None)
+        found = CheckpointStore(source, 1).load("best" if best else "latest", log=log)
         if found is not None:
             target = out / source.relative_to(folder.path)
             target.mkdir(parents=True)

@@ -138,18 +138,65 @@ def test_a_card_is_written_anew_but_never_over_other_files(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("full", ["out", "the temporary folder"])
 def test_a_card_that_cannot_be_written_is_said_in_one_line(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    full: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "spec.json")
+    copy = shutil.copyfile
 
-    monkeypatch.setattr(shutil, "copyfile", full)
+    def copied(source: Path, target: Path) -> None:
+        if target.is_relative_to(tmp_path) == (full == "out"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "spec.json")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copied)
     words = ["card", str(run), "--trust", "--no-video", "--quiet", "--episodes", "1"]
     assert main([*words, "--out", str(tmp_path)]) == 2
     error = capfd.readouterr().err
-    assert f"--out {tmp_path}: the card is not complete: [Errno 28] No space left" in error
+    failed = f"--out {tmp_path}: the card is not complete"
+    if full != "out":
+        failed = f"the run in {run} cannot be copied into a temporary folder"
+        assert "--out" not in error and "TMPDIR" in error
+    assert f"{failed}: [Errno 28] No space left" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.long
+def test_what_is_wrong_with_the_run_is_said_of_its_own_folder(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not of the copy that is played."""
+    words = ["--no-video", "--episodes", "1", "--out", str(tmp_path / "card")]
+    assert main(["card", str(run), *words]) == 2
+    assert f"{run}/config.yaml names code" in capfd.readouterr().err
+    assert main(["card", str(run), "--trust", "--policy", "policy_9", *words]) == 2
+    assert f"{run} has one policy, and none called 'policy_9'" in capfd.readouterr().err
+    changed = Path(shutil.copytree(run, tmp_path / "changed"))
+    config = yaml.safe_load((changed / "config.yaml").read_text())
+    config["model"] |= {"core": "gru"}
+    (changed / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["card", str(changed), "--trust", *words]) == 2
+    assert f"{changed}: the weights of " in capfd.readouterr().err
+    for path in (changed / "checkpoints").iterdir():
+        path.unlink()
+    assert main(["card", str(changed), "--trust", *words]) == 2
+    assert f"{changed} has no checkpoint yet; train it first" in capfd.readouterr().err
+    assert not (tmp_path / "card").exists()
+
+
+@pytest.mark.long
+def test_a_best_checkpoint_that_is_not_there_is_said_of_the_run(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["card", str(run), "--trust", "--no-video", "--episodes", "1", "--checkpoint", "best"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    told = capfd.readouterr()
+    assert (told.out + told.err).count(f"no checkpoint in {run}/checkpoints has a mean") == 1
+    assert (told.out + told.err).count("has a mean return yet") == 1
 
 
 @pytest.mark.long
