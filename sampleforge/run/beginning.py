@@ -163,10 +163,10 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
     check_frozen(session.run_plan.config, model)
     for name, initial in session.opened.initial.items():
         left = initial.weights(session.run_plan.new_model(name))
-        for warning in initial.other_meanings(session.run_plan.config_of(name)):
+        agents = session.run_plan.agents_of(name)
+        for warning in initial.other_meanings(agents.config, agents.spec):
             session.message(warning, "warning")
         if name in session.roles.trained and not session.config.sampler_only:
-            agents = session.run_plan.agents_of(name)
             learners = new_state(agents.maker(start.seed), agents.plan, start)
             if initial.leaves_critics(learners):
                 initial.check_more_than_critics()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import torch
 
 from sampleforge.algorithms.learning import Learner
-from sampleforge.config import ConfigError, typed
+from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.parts import check_parts, has_actor, part_of
 from sampleforge.run.folder.checkpoint import (
@@ -20,11 +20,13 @@ from sampleforge.run.folder.checkpoint import (
     model_tensors,
 )
 from sampleforge.run.folder.files import writing
+from sampleforge.run.folder.meaning import other_meanings
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.stored_config import flat_fields, read_yaml
+from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.runtime.config import Part
 
 if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec
     from sampleforge.topologies.graph import FrozenGroup
 
 Which = Literal["latest", "best"]
@@ -35,14 +37,6 @@ its own training."""
 CRITICS = "critics"
 OF_CRITICS = frozenset({CRITICS, "target"})
 """Networks of a learner that are taken together."""
-MEANING = {
-    "model.activation": {"encoder", "critic"},
-    "model.encode": {"encoder", "critic"},
-    "model.squash_actions": {"actor"},
-    "rescale_actions": {"actor"},
-}
-"""Settings by which weights of the same names and shapes compute something else, and the parts of
-the network that each of them concerns."""
 
 
 class InitialWeights:
@@ -107,26 +101,14 @@ class InitialWeights:
         model.load_state_dict({**own, **found})
         return left
 
-    def other_meanings(self, config: Any) -> list[str]:
+    def other_meanings(self, config: Any, spec: EnvSpec) -> list[str]:
         """Return a warning for each setting of a policy's resolved ``config`` that makes its
-        network compute something else with the same weights than the run that they are from."""
+        network compute something else with the same weights than the run that they are from.
+        ``spec``: of what the policy sees and does."""
         stored = read_yaml(self._run.config_file)
         network = stored.get("model") or {}
         theirs = stored | {f"model.{name}": value for name, value in network.items()}
-        ours, default = flat_fields(config), _default_activation(config)
-        warnings = []
-        for name, parts in MEANING.items():
-            there, here = (
-                default if name == "model.activation" and value == "auto" else value
-                for value in (theirs.get(name), ours.get(name))
-            )
-            taken = not self._parts or bool(self._parts & parts)
-            if taken and None not in (there, here) and there != here:
-                warnings.append(
-                    f"--init-from: the weights were learned with {typed(name, there)}, and compute "
-                    f"something else with {typed(name, here)}; give the same, unless that is meant"
-                )
-        return warnings
+        return other_meanings(theirs, config, spec, self._parts)
 
     def learner(self, learner: Learner) -> None:
         """Load what the learner has beside its model: critics and their targets, and the scales of
@@ -245,11 +227,6 @@ def kept_weights(
     `CheckpointStore.load`."""
     store = _of_frozen(folder, policy)
     return None if store.load(log=log) is None else ResumeCheckpoint(store)
-
-
-def _default_activation(config: Any) -> str:
-    """Return what the activation "auto" means in the encoder of a resolved ``config``."""
-    return "tanh" if config.model.encoder == "mlp" else "relu"
 
 
 def _listed(names: Sequence[str]) -> str:
