@@ -10,7 +10,8 @@ A change is one new checkpoint in the member's own run folder, from which the ru
 and optimiser of the donor, the changed hyperparameters, and everything else of the member's own
 (env steps, seeds, schedules, replay, statistics). The checkpoint is written atomically, so a member
 that is killed is either the old or the new one. Its state also has the events of the change, and
-the member's next job writes those into the lineage that a killed one has not.
+the member's next job writes those into the lineage that a killed one has not. In the same way the
+published state has what its score says: a round has ended once that is published.
 """
 
 from __future__ import annotations
@@ -143,10 +144,15 @@ class MemberRun:
             self._lineage.close()
 
     def _complete_lineage(self) -> None:
-        """Write the events that a killed job could not write after its checkpoint."""
+        """Write the events that a killed job could not write after its checkpoint or after its
+        state was published."""
         if (found := self._latest()) is not None:
             for event in found[0].state.get("across_runs", {}).get("events", []):
                 self.log(event)
+        state = self.states.of(self.id)
+        if state is not None and state.round > self.round:
+            self.round, self._env_steps = state.round, state.env_steps
+            self._log_score(state)
 
     def log(self, event: Mapping[str, Any]) -> None:
         """Append an event to the lineage, unless it is there: each happens once a round."""
@@ -154,6 +160,17 @@ class MemberRun:
         if key not in self._logged:
             self._logged.add(key)
             self._lineage.append(event)
+
+    def _log_score(self, state: Published) -> None:
+        """Log the score of a round, whose ``state`` has what it says."""
+        score = {
+            "event": "score",
+            **position(state.member, state.round, state.env_steps, state.wall_s, state.learned),
+            "objective": state.objective,
+            "episodes": state.episodes,
+            "hyperparameters": dict(state.hyperparameters),
+        }
+        self.log(score)
 
     def _latest(self) -> tuple[Checkpoint, CheckpointEntry] | None:
         return self.store.load(log=self.messages.append)
@@ -195,15 +212,10 @@ class MemberRun:
         self.round += 1
         self._published = own = self._state(done=done)
         self._env_steps = own.env_steps
-        score = {
-            "event": "score",
-            **position(own.member, own.round, own.env_steps, own.wall_s, own.learned),
-            "objective": own.objective,
-            "episodes": own.episodes,
-            "hyperparameters": dict(own.hyperparameters),
-        }
-        self.log(score)
+        if done:  # before it is published: no launcher starts a job of a finished member again
+            self._log_score(own)
         self.states.publish(own, self.store.folder)
+        self._log_score(own)
         return None if own.decided else self._decide()
 
     def _decide(self) -> MemberChange | None:

@@ -320,6 +320,39 @@ def test_a_member_that_is_killed_in_a_change_makes_it_when_it_starts_again(
     assert len(again) == len(set(again)) and again[: len(events)] == events
 
 
+@pytest.mark.parametrize("killed", ["before", "after"])
+@pytest.mark.parametrize("step", ["publish", "log"])
+def test_a_member_that_is_killed_at_the_end_of_a_round_makes_its_change_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, killed: str
+) -> None:
+    """Before or after its state is published, or its score logged."""
+    jobs = [MemberJob(tmp_path, m, small(tmp_path, AppoConfig, m, int(m)), RULES) for m in "10"]
+    assert MemberRun(jobs[0]).run() == "stopped"
+    path = tmp_path / "published" / "1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
+    member = MemberRun(jobs[1])
+    owner, name = (member.states, "publish") if step == "publish" else (member._lineage, "append")
+    work = getattr(owner, name)
+
+    def die(*args: Any) -> None:
+        is_due = step == "publish" or args[0]["event"] == "score"
+        if killed == "after" or not is_due:
+            work(*args)
+        if is_due:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, die)
+    with pytest.raises(KeyboardInterrupt):
+        member.run()
+    again = MemberRun(jobs[1])
+    assert again.run() == "stopped"
+    events = [(e["event"], e["round"]) for e in lineage.read(lineage_file(tmp_path, "0"))]
+    assert events[:4] == [("start", 0), ("score", 1), ("exploit", 1), ("explore", 1)]
+    assert len(events) == len(set(events))
+    state = again.states.of("0")
+    assert state is not None and ("score", state.round) == [e for e in events if "score" in e][-1]
+
+
 @pytest.mark.long
 def test_a_second_job_leaves_a_finished_member_as_it_is(tmp_path: Path) -> None:
     """Until the stop condition is raised."""
