@@ -51,11 +51,11 @@ steps after which it begins, and the arguments of its `FirstEpisodes`."""
 
 class _Line(NamedTuple):
     """A line that waits: the number of the episode, the values of all columns but statistics, and
-    the number of the event that has these (0: none)."""
+    the numbers of the events that have these, one for each agent (0: none)."""
 
     episode: int
     text: str
-    stats: int
+    stats: tuple[int, ...]
 
 
 class EpisodesFile:
@@ -109,7 +109,8 @@ class EpisodesFile:
             if number % self._every == 0:
                 for policy in dict.fromkeys([record.policy for record in game]):
                     own = [record for record in game if record.policy == policy]
-                    self._waiting.append(_Line(number, self._text(own, number, now), own[0].stats))
+                    stats = tuple(record.stats for record in own)
+                    self._waiting.append(_Line(number, self._text(own, number, now), stats))
 
     def _text(self, game: Sequence[EpisodeRecord], number: int, now: str) -> str:
         """Return the values of a game, of the records of one policy's agents."""
@@ -134,9 +135,9 @@ class EpisodesFile:
             self._open()
         waiting = [line for line in waiting if line.episode % self._every == 0]
         stats = {**self._earlier_stats, **self._stats}
-        known = [stats.get(line.stats, {}) for line in waiting]
+        known = [_means_of([stats.get(each, {}) for each in line.stats]) for line in waiting]
         self._earlier_stats, self._stats = self._stats, {}  # some are of records yet to come
-        names = dict.fromkeys([name for own in known for name in own if name.startswith(OF_ENV)])
+        names = dict.fromkeys([name for own in known for name in own])
         if new := [name for name in names if name not in self._of_stats]:
             new = new[: max(0, MOST_STATS - len(self._of_stats))]
             self._of_stats += new
@@ -197,6 +198,16 @@ class EpisodesFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _means_of(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the environment's statistics of the agents of a game, by name: of those that several
+    agents have, the mean, as in the metrics."""
+    values: dict[str, list[float]] = {}
+    for own in stats:
+        for name in filter(lambda name: name.startswith(OF_ENV), own):
+            values.setdefault(name, []).append(own[name])
+    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 def _csv(values: Sequence[str]) -> str:

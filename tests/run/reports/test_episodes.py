@@ -265,6 +265,22 @@ def test_a_statistic_that_comes_later_has_an_empty_column_before(tmp_path: Path)
     assert found == [("", ""), ("1.5", ""), ("", ""), ("2", "0.25")]
 
 
+def test_the_line_of_a_game_has_the_statistics_of_all_its_agents(tmp_path: Path) -> None:
+    """The mean of those that several agents have, whichever of them come first."""
+    path = tmp_path / "episodes.csv"
+    file = EpisodesFile(path, fake(), first_step=100)
+    file.take_stats(1, {"env_wolf": 3.0, "env_success": 1.0, "custom_k": 7.0})
+    file.take_stats(2, {"env_sheep": -12.0, "env_success": 0.0})
+    agents = [EpisodeRecord(0, 0, 0, 1.0, 5, seat=seat, more=2 - seat) for seat in range(3)]
+    game = [record._replace(stats=number) for record, number in zip(agents, (1, 0, 2), strict=True)]
+    file.take(game, 0)
+    file.flush()
+    file.close()
+    (row,) = read_rows(path)[1]
+    found = {name: value for name, value in row.items() if name not in COLUMNS}
+    assert found == {"env_wolf": "3", "env_sheep": "-12", "env_success": "0.5"}
+
+
 def test_a_full_disk_ends_the_file_and_not_the_run(tmp_path: Path) -> None:
     path = tmp_path / "episodes.csv"
     file = EpisodesFile(path, fake(), first_step=100)
