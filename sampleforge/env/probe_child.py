@@ -167,7 +167,10 @@ def _check(play: RandomPlay) -> str | None:
     """Return in words which of the newest observations is beyond the bounds of its Box, or None.
     Raises ConfigError if a value was not finite, or is a category that its space does not have."""
     if (value := play.not_finite()) is not None:
-        raise ConfigError(f"{value}, but must be finite; correct the environment")
+        raise ConfigError(
+            f"{value} as float32, which has numbers up to 3.4e38, but must be finite; correct the "
+            "environment, or scale what is larger"
+        )
     fault = play.out_of_bounds()
     if fault is not None and fault.category:
         raise ConfigError(fault.text)

@@ -57,6 +57,7 @@ def test_the_spec_is_the_one_of_the_rows(name: str) -> None:
         ),
         ("WrongDtypeEnv", {"wrong": "shape"}, r"row 0: .*float32 of shape \(4,\).*gave .*\(3,\)"),
         ("WrongDtypeEnv", {"wrong": "nan"}, "row 0: observation leaf 'obs' holds nan"),
+        (f"{__name__}:too_large", {}, r"holds inf at \[0\] as float32, .* up to 3.4e38"),
         (
             f"{__name__}:wrong_category",
             {},
@@ -328,6 +329,10 @@ def test_categories_that_a_space_does_not_have_are_out_of_bounds(
 
 def wrong_category() -> LooksEnv:
     return LooksEnv(spaces.Discrete(3), 3)
+
+
+def too_large() -> LooksEnv:
+    return LooksEnv(spaces.Box(-np.inf, np.inf, (2,), np.float64), np.array([1e300, 0.0]))
 
 
 class LooksEnv(gym.Env[Any, Any]):
