@@ -85,8 +85,11 @@ def _same_encodings(theirs: Fields, config: Any, spec: EnvSpec) -> bool:
     there, here = (
         {
             name: (
-                *(leaf.has_statistics, 1.0 if leaf.has_statistics else leaf.factor),
-                *(leaf.categories, leaf.first, leaf.embedding),
+                leaf.has_statistics,
+                1.0 if leaf.has_statistics else leaf.factor,
+                leaf.categories,
+                leaf.first,
+                leaf.embedding,
             )
             for name, leaf in each.items()
         }
