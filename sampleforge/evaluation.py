@@ -17,13 +17,13 @@ from sampleforge.env.closing import CLOSE_S, close_in_time
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.interface import told_of_rows
-from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.loaded_policy import load_model, load_other_groups
 from sampleforge.run.camera import Camera
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust, plays_own_code, trusted_config
+from sampleforge.run.folder.trust import Trust, trusted_config
 from sampleforge.run.onnx_policy import OnnxPolicy
+from sampleforge.run.own_code import playing_directory
 from sampleforge.run.recording import PlayRecorder
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.runtime.torch_settings import limit_threads, usual_torch
@@ -117,8 +117,7 @@ def evaluate(
     count = episodes or EPISODES
     exported = None if onnx is None else OnnxPolicy(onnx)  # its path is the caller's
     with ExitStack() as resources:
-        if not plays_own_code(stage, config):
-            resources.enter_context(scratch_directory(cwd_importable=False))
+        resources.enter_context(playing_directory(stage, config))
         contestant = _contestant(
             folder, config, which, policy, exported, recorded=observers.recorder is not None
         )

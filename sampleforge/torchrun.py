@@ -48,7 +48,7 @@ def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
 def follow(config: RanksRunConfig, world: World) -> int:
     """Run any other rank than rank 0 until training ends; return the exit code."""
     from sampleforge.env.user_code import make_cwd_importable
-    from sampleforge.run.folder.trust import has_own_code
+    from sampleforge.run.own_code import has_own_code
     from sampleforge.runners.base import RunnerContext
     from sampleforge.runners.in_process import InProcessRunner
 

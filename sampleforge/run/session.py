@@ -18,7 +18,6 @@ from sampleforge.run.callback import (
     callbacks_of,
 )
 from sampleforge.run.deployment import Deployment
-from sampleforge.run.folder.trust import has_own_code
 from sampleforge.run.reports.due import ReportTimes
 from sampleforge.run.reports.reporter import RunFiles
 from sampleforge.topologies.config import AnyConfig
@@ -185,6 +184,8 @@ class Session:
     @property
     def has_own_code(self) -> bool:
         """Whether code of the user's own takes part, see `has_own_code`."""
+        from sampleforge.run.own_code import has_own_code
+
         return has_own_code(self.config, self._callbacks)
 
     def _start(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import sampleforge as sf
 from sampleforge.cli import main
-from sampleforge.run.folder.trust import has_own_code
+from sampleforge.run.own_code import has_own_code
 from tests.support.envs import CodeEnv
 
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1"}

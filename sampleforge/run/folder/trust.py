@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.given import PREFIX
-from sampleforge.env.user_code import keeps_directory
 from sampleforge.topologies.config_classes import config_class, names_code
 
 if TYPE_CHECKING:
@@ -121,25 +119,6 @@ def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any
 def imports_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> bool:
     """Return whether a value of a config, in the fields ``used``, names code."""
     return any(naming_code(config, used).values())
-
-
-def plays_own_code(*configs: Any) -> bool:
-    """Return whether an environment or a policy of these configs is code of the user's own, which
-    may read files by paths relative to the caller's working directory."""
-    return any(keeps_directory(config.env) or imports_code(config) for config in configs)
-
-
-def has_own_code(config: Any, callbacks: Iterable[object] = ()) -> bool:
-    """Return whether code of the user's own takes part in a run: an environment or a policy, an
-    algorithm, a schedule, a mapping, what measures an evaluation, or one of the ``callbacks``. It
-    may read and write files by paths relative to the directory in which the run was started."""
-    homes = [config.pairing, *(type(each).__module__ for each in (config, *callbacks))]
-    return (
-        keeps_directory(config.env, config.evaluate_env)
-        or imports_code(config, IMPORTABLE)
-        or any(schedule.is_code for schedule in annealings(config).values())
-        or not all(home.startswith("sampleforge.") for home in homes)
-    )
 
 
 def _value(config: Any, name: str) -> Any:

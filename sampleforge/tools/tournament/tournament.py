@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,6 @@ from sampleforge.env.closing import close_in_time
 from sampleforge.env.interface import told_of_rows
 from sampleforge.env.place import row_seeds
 from sampleforge.env.registry import for_evaluation, make_vector
-from sampleforge.env.user_code import scratch_directory
 from sampleforge.env.vector import EnvVector
 from sampleforge.evaluation import NO_TRUST
 from sampleforge.loaded_policy import load_model
@@ -22,7 +21,8 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.populations.self_play import load_snapshots
 from sampleforge.run.folder.run_folder import RunFolder
-from sampleforge.run.folder.trust import Trust, plays_own_code, trusted_config
+from sampleforge.run.folder.trust import Trust, trusted_config
+from sampleforge.run.own_code import playing_directory
 from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.run.screen.progress import short
 from sampleforge.runtime.torch_settings import limit_threads
@@ -104,8 +104,7 @@ def play_tournament(
     configs = [trusted_config(folder, trust) for folder in folders]
     for folder, config in zip(folders, configs, strict=True):
         _check_env(folders[0], configs[0], folder, config)
-    own = plays_own_code(*configs)
-    with nullcontext() if own else scratch_directory(cwd_importable=False):
+    with playing_directory(*configs):
         players = load_players(folders, configs, which, snapshots=snapshots)
         if len(players) < 2:
             raise ConfigError(
