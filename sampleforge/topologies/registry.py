@@ -95,9 +95,9 @@ class Pairing:
         own = self.resolve_defaults(asked, group.spec)
         chosen, given = settings_of_actions(own), settings_of_actions(asked)
         if stored is not None:
-            endless = chosen.keys() & ({} if asked.has_end else {"lr_schedule"})
-            earlier = {**settings_of_actions(group.config), **stored}
-            chosen = {**earlier, **dict.fromkeys(endless, "constant")}
+            chosen = {**settings_of_actions(group.config), **stored}
+            if "lr_schedule" in chosen and not asked.has_end:
+                chosen["lr_schedule"] = "constant"
         left_open = {name: chosen[name] for name, value in given.items() if value is None}
         if asked.model.initial_log_std is None:
             noise = own.model.initial_log_std

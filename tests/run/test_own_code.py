@@ -16,7 +16,7 @@ from tests.support.envs import CodeEnv
 
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1"}
 OBJECT: dict[str, Any] = {"env": CodeEnv}
-SCHEDULE = {"gamma": "tests.run.test_own_code:pushed"}
+SCHEDULE = {"gamma": "tests.run.test_own_code:falling"}
 MODULE = """
 import numpy as np, torch
 import sampleforge as sf
@@ -45,7 +45,7 @@ class Mine(sf.Callback):
     """A callback of the user's."""
 
 
-def pushed(progress: float) -> float:
+def falling(progress: float) -> float:
     return 1.0 - progress
 
 

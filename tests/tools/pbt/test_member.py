@@ -290,16 +290,24 @@ def test_a_member_that_goes_on_after_its_end_skips_no_round(tmp_path: Path) -> N
     assert [score["round"] for score in scores] == [1, 2, 3, 4, 5]
 
 
+def job_that_will_change(root: Path) -> MemberJob:
+    """The job of member 0, beside a member 1 that has published a far better first round."""
+    better, job = (
+        MemberJob(root, m, small(root, AppoConfig, m, int(m)), RULES) for m in ("1", "0")
+    )
+    assert MemberRun(better).run() == "stopped"
+    path = root / "published" / "1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
+    return job
+
+
 @pytest.mark.parametrize("killed", ["before", "after"])
 def test_a_member_that_is_killed_in_a_change_makes_it_when_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
     """Before its checkpoint is written, or after it. It is made once."""
-    jobs = [MemberJob(tmp_path, m, small(tmp_path, AppoConfig, m, int(m)), RULES) for m in "10"]
-    assert MemberRun(jobs[0]).run() == "stopped"
-    path = tmp_path / "published" / "1.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
-    member = MemberRun(jobs[1])
+    job = job_that_will_change(tmp_path)
+    member = MemberRun(job)
     save = member.store.save_state
 
     def die(*args: Any) -> None:
@@ -310,12 +318,12 @@ def test_a_member_that_is_killed_in_a_change_makes_it_when_it_starts_again(
     monkeypatch.setattr(member.store, "save_state", die)
     with pytest.raises(KeyboardInterrupt):
         member.run()
-    assert MemberRun(jobs[1]).run() == "stopped"
+    assert MemberRun(job).run() == "stopped"
     events = [(e["event"], e["round"]) for e in lineage.read(lineage_file(tmp_path, "0"))]
     changes = [("exploit", 1), ("explore", 1)]
     assert events[:5] == [("start", 0), ("score", 1), *changes, ("score", 2)]
     assert events[5:] in ([], [("exploit", 2), ("explore", 2)])
-    assert MemberRun(jobs[1]).run() == "stopped"
+    assert MemberRun(job).run() == "stopped"
     again = [(e["event"], e["round"]) for e in lineage.read(lineage_file(tmp_path, "0"))]
     assert len(again) == len(set(again)) and again[: len(events)] == events
 
@@ -326,11 +334,8 @@ def test_a_member_that_is_killed_at_the_end_of_a_round_makes_its_change_when_it_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, killed: str
 ) -> None:
     """Before or after its state is published, or its score logged."""
-    jobs = [MemberJob(tmp_path, m, small(tmp_path, AppoConfig, m, int(m)), RULES) for m in "10"]
-    assert MemberRun(jobs[0]).run() == "stopped"
-    path = tmp_path / "published" / "1.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
-    member = MemberRun(jobs[1])
+    job = job_that_will_change(tmp_path)
+    member = MemberRun(job)
     owner, name = (member.states, "publish") if step == "publish" else (member._lineage, "append")
     work = getattr(owner, name)
 
@@ -344,7 +349,7 @@ def test_a_member_that_is_killed_at_the_end_of_a_round_makes_its_change_when_it_
     monkeypatch.setattr(owner, name, die)
     with pytest.raises(KeyboardInterrupt):
         member.run()
-    again = MemberRun(jobs[1])
+    again = MemberRun(job)
     assert again.run() == "stopped"
     events = [(e["event"], e["round"]) for e in lineage.read(lineage_file(tmp_path, "0"))]
     assert events[:4] == [("start", 0), ("score", 1), ("exploit", 1), ("explore", 1)]
