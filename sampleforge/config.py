@@ -29,7 +29,7 @@ class UserError(Exception):
     """An error whose message says all that a user can do: a command prints no traceback."""
 
     exit_code = 1
-    """The exit code of a command that this error ends."""
+    """The exit code of a command that this error ends, if it was not set for the error itself."""
 
 
 class ConfigError(UserError, ValueError):

@@ -57,6 +57,7 @@ def follow(config: RanksRunConfig, world: World) -> int:
     def interrupted() -> bool:
         return interrupts.received is not None
 
+    has_begun = False
     try:
         with interrupts:
             make_cwd_importable()
@@ -73,6 +74,7 @@ def follow(config: RanksRunConfig, world: World) -> int:
             )
             runner = InProcessRunner(graph, rendezvous, context)
             try:
+                has_begun = True
                 ticker.start()
                 runner.start()
                 reported = False
@@ -83,7 +85,9 @@ def follow(config: RanksRunConfig, world: World) -> int:
                 runner.close()
                 ticker.close()
                 report_events(runner.take_events(), world)
-    except ConfigError:
+    except ConfigError as error:
+        if has_begun:
+            error.exit_code = 1
         raise
     except Exception as error:
         print(f"{rank_name(world)}:\n{describe(error)}", file=sys.stderr)

@@ -20,7 +20,8 @@ from sampleforge.topologies.config import AnyConfig
 def run(
     config: AnyConfig, deployment: Deployment | None = None, *, preset: str | None = None
 ) -> int:
-    """Train, or measure with --benchmark; return the exit code of the command. Raises ConfigError.
+    """Train, or measure with --benchmark; return the exit code of the command. Raises ConfigError,
+    with the exit code 1 once the run has begun: a worker of this process may raise it, too.
     ``preset``: the one that the config was made from.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the session in order, with a checkpoint; a second one
@@ -36,12 +37,16 @@ def run(
         session.interrupt,
         lambda number: signal_groups(session.pids().values(), number),
     )
+    has_begun = False
     try:
         with interrupts:
             session.open()
             interrupts.defer()
+            has_begun = True
             work(session)
-    except ConfigError:
+    except ConfigError as error:
+        if has_begun:
+            error.exit_code = 1
         raise
     except Exception as error:
         print(describe(error), file=sys.stderr)

@@ -248,6 +248,16 @@ def test_mistakes_are_answered_with_exit_code_2(args, answer, capsys):
     assert answer in shown
 
 
+def test_an_environment_that_breaks_its_spaces_in_a_run_ends_it_with_exit_code_1(tmp_path, capsys):
+    """As in a process of its own: the command line was good."""
+    args = "train appo --serial --quiet --env tests.support.envs:WrongDtypeEnv --env-kwargs"
+    run = ["--run-dir", str(tmp_path / "run")]
+    assert main([*args.split(), "wrong=shape", "after=9", *run]) == 1
+    shown = capsys.readouterr().err
+    assert "sampleforge: error: tests.support.envs:WrongDtypeEnv, row 0: observation leaf" in shown
+    assert "must be float32 of shape (4,)" in shown.splitlines()[-1]
+
+
 def test_a_command_without_a_verb_shows_the_usage(capsys):
     assert main([]) == 2
     assert "commands:" in capsys.readouterr().out
