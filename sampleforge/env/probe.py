@@ -310,7 +310,8 @@ def _checked(
         raise MissingMainGuard(os.path.basename(sys.argv[0]))
     if last and last.get("done"):
         return last
-    hangs = hangs or "Timeout (" in printed
+    has_stacks = "Timeout (" in printed
+    hangs = hangs or has_stacks
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if stage == "closed":
         what = "hangs" if hangs else f"ended its process, with {how}"
@@ -320,7 +321,8 @@ def _checked(
             _below(
                 printed,
                 f"{config.env} hangs: its construction, a reset or a step took more than "
-                f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit",
+                f"{config.env_timeout:g} s{' (the stacks are above)' if has_stacks else ''}; "
+                "--env-timeout sets the limit",
             )
         )
         failed.hangs = True
