@@ -292,6 +292,8 @@ class Session:
         self.ticker.look()
         self.take_results()  # after the learners, which may take long to answer
         scalars = self.statistics.scalars(metrics)
+        for text in self.statistics.nonfinite_metrics():
+            self.message(text, "warning")
         self._callbacks.report(scalars)
         return scalars
 

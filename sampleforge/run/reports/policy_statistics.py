@@ -208,6 +208,11 @@ class PolicyStatistics:
         """Take a metric that callbacks have added to an episode whose return counts."""
         self._custom.setdefault(name, deque(maxlen=self._window)).append(value)
 
+    @property
+    def custom(self) -> Mapping[str, Sequence[float]]:
+        """The values of these metrics in the last episodes that have them, by name."""
+        return self._custom
+
     def _custom_scalars(self, learner: Mapping[str, float]) -> dict[str, float]:
         """Return mean, minimum and maximum of each of these metrics over the last episodes that
         have it. Raises ValueError for one that callbacks add to updates, too."""

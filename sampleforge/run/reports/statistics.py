@@ -123,6 +123,7 @@ class RunStatistics:
         self._before = {name: int(run.get(name, 0)) for name in KEPT}
         self._restarts_by_role: dict[str, int] = run.get("restarts_by_role", {})
         self._nonfinite_told = False
+        self._metrics_told: set[str] = set()
         self._of_env = {
             name: deque[float](values, window) for name, values in run.get("env_stats", {}).items()
         }
@@ -345,6 +346,25 @@ class RunStatistics:
             "learned from, and counted as nonfinite_steps. If it is the environment's, correct "
             "that: `sampleforge check-env` shows how often it happens"
         )
+
+    def nonfinite_metrics(self) -> list[str]:
+        """Return a message for each metric of episodes, of the environment's or of callbacks, of
+        which a value is not finite; each is returned once."""
+        metrics: dict[str, Sequence[float]] = dict(self._of_env)
+        for group, policy in zip(self._graph.groups, self.policies, strict=True):
+            prefix = self._graph.prefix(group)
+            metrics |= {prefix + name: values for name, values in policy.custom.items()}
+        texts = []
+        for name, values in metrics.items():
+            bad = int(np.count_nonzero(~np.isfinite(values)))
+            if bad and name not in self._metrics_told:
+                self._metrics_told.add(name)
+                texts.append(
+                    f"{name} is not finite in {bad} of the last {len(values)} episodes that have "
+                    "it: while it is among them, the mean over them is null, and a minimum or "
+                    "maximum that is such a value; leave it out of the episodes that have no value"
+                )
+        return texts
 
     def _updates_so_far(self) -> int:
         return sum(policy.updates for policy in self.policies)

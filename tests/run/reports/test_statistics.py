@@ -273,6 +273,21 @@ def test_means_are_over_the_window_and_the_best_needs_a_full_one() -> None:
     assert scalars["return_best"] == 8.5 and scalars["episodes"] == 10
 
 
+def test_a_metric_of_episodes_that_is_not_finite_is_told_once_by_name() -> None:
+    ours = statistics(window=3)
+    for number, (fuel, size) in enumerate([(1.0, 1.0), (float("nan"), 2.0), (3.0, 3.0)], 1):
+        ours.take_stats(number, {"env_fuel": fuel, "custom_size": size})
+        ours.take_episodes([EpisodeRecord(0, 0, 0, 1.0, 5, stats=number)])
+    (text,) = ours.nonfinite_metrics()
+    assert text.startswith("env_fuel is not finite in 1 of the last 3 episodes that have it")
+    assert "the mean over them is null" in text and "leave it out of the episodes" in text
+    ours.take_stats(4, {"env_fuel": 1.0, "custom_size": float("inf")})
+    ours.take_episodes([EpisodeRecord(0, 0, 0, 1.0, 5, stats=4)])
+    (text,) = ours.nonfinite_metrics()
+    assert text.startswith("custom_size is not finite in 1 of the last 3")
+    assert not ours.nonfinite_metrics()
+
+
 def test_a_resumed_run_may_have_another_window() -> None:
     ours = statistics(6)
     for number in range(1, 7):
