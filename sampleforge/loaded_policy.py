@@ -225,6 +225,11 @@ def _as_declared(name: str, space: gym.Space[Any], value: Any) -> tuple[Array, i
     where = f"observation leaf {name!r}"
     array = np.asarray(value)
     shape, dtype = space.shape or (), np.dtype(space.dtype)
+    if array.ndim == 0 and array.dtype.kind not in "iufb":  # a dict, a text, None
+        raise ValueError(
+            f"{where} must be an array of shape {shape}, or {('B', *shape)}, but a "
+            f"{type(value).__name__} was given: {value!r:.80}; give the array itself"
+        )
     batch = len(array) if array.ndim == len(shape) + 1 else None
     if array.shape != shape and (not batch or array.shape[1:] != shape):
         raise ValueError(f"{where} is {array.shape}, expected {shape}, or {('B', *shape)}")
