@@ -254,8 +254,8 @@ def test_an_environment_that_breaks_its_spaces_in_a_run_ends_it_with_exit_code_1
     run = ["--run-dir", str(tmp_path / "run")]
     assert main([*args.split(), "wrong=shape", "after=9", *run]) == 1
     shown = capsys.readouterr().err
-    assert "sampleforge: error: tests.support.envs:WrongDtypeEnv, row 0: observation leaf" in shown
-    assert "must be float32 of shape (4,)" in shown.splitlines()[-1]
+    assert "sampleforge: error: tests.support.envs:WrongDtypeEnv, row " in shown
+    assert "observation leaf 'obs' must be float32 of shape (4,)" in shown.splitlines()[-1]
 
 
 def test_a_command_without_a_verb_shows_the_usage(capsys):
