@@ -120,6 +120,23 @@ def warnings_of(session: Session, flags: PbtRulesConfig, rules: Rules) -> Iterat
         yield text
     for text in without_effect(Resolved.of(session.run_plan), flags, rules):
         yield f"--pbt: {text}"
+    for text in beyond_bounds(rules.explore, {name for first in rules.first for name in first}):
+        yield f"--pbt: {text}"
+
+
+def beyond_bounds(explore: ExploreRule, drawn: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each hyperparameter with which all members begin beyond its bounds.
+    ``drawn``: the names of those whose first values differ, which are within them."""
+    for name, parameter in explore.parameters.items():
+        value, both = parameter.default, parameter.bounds
+        if value is None or isinstance(value, bool) or _unchanging(name, parameter):
+            continue
+        if name not in drawn and not both[0] <= value <= both[1]:
+            wide = _typed_range(name, (min(both[0], value), max(both[1], value)))
+            yield (
+                f"{name} is {value:g}, and the first perturbation takes it to the bounds "
+                f"{_typed_range(name, both)}; --pbt-bounds {wide} keeps it"
+            )
 
 
 def without_effect(run: Resolved, flags: PbtRulesConfig, rules: Rules) -> Iterator[str]:

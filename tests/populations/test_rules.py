@@ -124,13 +124,24 @@ def test_first_values_beyond_the_usual_bounds_need_bounds_or_stay(more: dict[str
         ({"pbt_initial": {"kl-coeff": "0.1..1"}}, None),
         ({"pbt_perturb": ("gae-lambda",), "gae_lambda": 0.0}, None),
         (
-            {"pbt_perturb": ("gae-lambda", "gamma"), "gae_lambda": 1.0, "gamma": 1.0},
+            {"pbt_perturb": ("gae-lambda",), "gae_lambda": 1.0},
             "gae_lambda is not perturbed: it is 1, and 1 - x, which is 0, has no multiples",
         ),
         ({"pbt_perturb": ("vtrace-c",), "advantage": "vtrace"}, None),
+        (
+            {"pbt_perturb": ("gamma",), "gamma": 1.0},
+            "gamma is 1, and the first perturbation takes it to the bounds",
+        ),
+        (
+            {"exploration_coeff": 2.5},
+            "exploration_coeff is 2.5, and the first perturbation takes it to the bounds",
+        ),
+        ({"exploration_coeff": 2.5, "pbt_bounds": {"exploration-coeff": "0.1..3"}}, None),
+        ({"exploration_coeff": 2.5, "pbt_initial": {"exploration-coeff": "0.01..0.05"}}, None),
+        ({"exploration_coeff": 2.5, "pbt_perturb": ("learning-rate",)}, None),
     ],
 )
-def test_hyperparameters_whose_perturbation_changes_nothing_are_named(
+def test_hyperparameters_that_are_not_perturbed_as_one_expects_are_named(
     settings: dict[str, Any], told: str | None, tmp_path: Path
 ) -> None:
     config = population(run_dir=str(tmp_path / "run"), **settings)

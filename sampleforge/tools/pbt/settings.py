@@ -13,7 +13,12 @@ import numpy as np
 
 from sampleforge.config import ConfigError, difference, typed
 from sampleforge.populations.rounds import Bounds, first_values
-from sampleforge.populations.rules import rules_of, warning_of_start, without_effect
+from sampleforge.populations.rules import (
+    beyond_bounds,
+    rules_of,
+    warning_of_start,
+    without_effect,
+)
 from sampleforge.run.beginning import plan_run
 from sampleforge.run.folder.kinds import POPULATION
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
@@ -68,12 +73,13 @@ class PopulationSettings:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user is warned of: that no member lives to see a round that changes it, and what
-        is `without_effect`."""
+        """What the user is warned of: that no member lives to see a round that changes it, what is
+        `without_effect`, and what begins beyond its bounds."""
         period = self.rules.period
         first = max(1, -(-self.rules.start // period)) * period  # the first multiple from it on
         late = warning_of_start(first, 1, self.config.train_for_env_steps)
-        return [*([] if late is None else [late]), *self.without_effect]
+        beyond = beyond_bounds(self.rules.explore, self.first)
+        return [*([] if late is None else [late]), *self.without_effect, *beyond]
 
 
 def told_of(config: AnyConfig, flags: PbtRulesConfig, size: int, spec: EnvSpec) -> tuple[str, ...]:

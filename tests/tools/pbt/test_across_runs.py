@@ -480,6 +480,7 @@ def test_ctrl_c_ends_all_members_with_checkpoints(start_cli: StartCli, tmp_path:
         (["--pbt-perturb", "value-clip"], ["value_clip is not perturbed: it is off"]),
         (["--pbt-perturb", "gamma", "--pbt-bounds", "gamma=0.9..0.99"], []),
         (["--launcher", "slurm", "--pbt-perturb", "vtrace-rho"], []),
+        (["--pbt-bounds", "gamma=0.5..0.9"], ["gamma is 0.99, and the first perturbation"]),
     ],
 )
 def test_hyperparameters_without_effect_are_told_before_the_members_begin(
