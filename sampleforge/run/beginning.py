@@ -162,7 +162,7 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
     model = session.run_plan.agents[0].maker(start.seed)()  # what does not fit is refused here
     check_frozen(session.run_plan.config, model)
     for name, initial in session.opened.initial.items():
-        left = initial.weights(session.run_plan.new_model(name))
+        left, extra = initial.weights(session.run_plan.new_model(name))
         agents = session.run_plan.agents_of(name)
         for warning in initial.other_meanings(agents.config, agents.spec):
             session.message(warning, "warning")
@@ -171,9 +171,15 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
             if initial.leaves_critics(learners):
                 initial.check_more_than_critics()
                 left.append(CRITICS)
+        of = f" of {name}" if len(session.opened.initial) > 1 else ""
         if left:
-            of = f" of {name}" if len(session.opened.initial) > 1 else ""
             session.message(f"--init-from: new{of} are {', '.join(left)}")
+        if extra:
+            session.message(
+                f"--init-from: the network{of} here has no {', '.join(sorted(extra))} of the "
+                "checkpoint, without which the weights that were taken compute something else",
+                "warning",
+            )
     hooks = RunHooks(
         for_workers(callbacks, processes=processes),
         session.roles.trained + session.roles.frozen,

@@ -226,7 +226,11 @@ def _opened(
     begin = [policy.id for policy in stored if not policy.earlier]
     begin += [name for name, kept in frozen.items() if kept is None]
     places = places_of(asked, roles.trained)
-    initial = {name: initial_weights(asked, at) for name, at in places.items() if name in begin}
+    taken = {name: at for name, at in places.items() if name in begin}
+    weights = {
+        at: initial_weights(asked, at, warnings.append) for at in dict.fromkeys(taken.values())
+    }
+    initial = {name: weights[at] for name, at in taken.items()}
     notes = [*notes, *_notes_of_weights(asked, places, initial)]
     if resuming:
         _check_policies(folder, stored, warnings.append)

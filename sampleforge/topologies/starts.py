@@ -37,8 +37,9 @@ class Initial(Protocol):
     @property
     def has_actor(self) -> bool: ...
 
-    def weights(self, model: torch.nn.Module) -> list[str]:
-        """Load the weights into ``model``; return the names of those that stay new."""
+    def weights(self, model: torch.nn.Module) -> tuple[list[str], list[str]]:
+        """Load the weights into ``model``; return the names of those that stay new, and those that
+        it does not have."""
 
     def learner(self, learner: Learner) -> None:
         """Load what ``learner`` has beside its model."""

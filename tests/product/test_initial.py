@@ -209,7 +209,7 @@ def other(run: Path, source: Path, **more: Any) -> AppoConfig:
 
 @pytest.mark.long
 def test_weights_that_do_not_fit_are_named_and_left_new_on_demand(
-    trained: Trained, tmp_path: Path
+    trained: Trained, data: Path, tmp_path: Path
 ) -> None:
     """Acrobot has six numbers and three actions, CartPole four and two."""
     source, run = trained("appo"), tmp_path / "run"
@@ -226,6 +226,43 @@ def test_weights_that_do_not_fit_are_named_and_left_new_on_demand(
     assert taken["actor.encoder.weight_0"].shape == (16, 6)
     assert float(taken["normaliser.leaves.obs.count"]) < 1, "statistics are taken together"
     assert "--init-from: new are policy_weight, " in (run / "log.txt").read_text()
+    smaller = ModelConfig(hidden_sizes=())
+    beginning(
+        small(
+            "appo",
+            tmp_path / "smaller",
+            data,
+            init_from=str(source),
+            init_mismatch="new",
+            model=smaller,
+            train_for_env_steps=10**9,
+        )
+    )
+    log = (tmp_path / "smaller" / "log.txt").read_text()
+    assert "the network here has no actor.encoder.bias_0, " in log
+
+
+@pytest.mark.long
+def test_a_checkpoint_that_stands_in_for_the_one_that_was_named_is_told(
+    trained: Trained, data: Path, tmp_path: Path
+) -> None:
+    """The best of a run without a rated one, and what comes before a damaged one."""
+    source = tmp_path / "source"
+    for env_steps in (300, 600):
+        train(small("appo", source, data, train_for_env_steps=env_steps))
+
+    def begins(name: str, place: str) -> list[str]:
+        beginning(small("appo", tmp_path / name, data, init_from=place, train_for_env_steps=10**9))
+        lines = (tmp_path / name / "log.txt").read_text().splitlines()
+        return [line for line in lines if f"warning --init-from {source}" in line]
+
+    assert begins("latest", str(source)) == []
+    (text,) = begins("best", f"{source}@best")
+    assert "no checkpoint in" in text and text.endswith("using the latest")
+    newest_file = max((source / "checkpoints").glob("*.safetensors"))
+    newest_file.write_bytes(newest_file.read_bytes()[:-1])
+    refused, used = begins("damaged", str(source))
+    assert f"checkpoint {newest_file.name} is refused" in refused and "using checkpoint" in used
 
 
 @pytest.mark.long

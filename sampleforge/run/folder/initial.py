@@ -58,9 +58,10 @@ class InitialWeights:
         self._parts = frozenset(parts)
         self._mismatch = mismatch
 
-    def weights(self, model: torch.nn.Module) -> list[str]:
+    def weights(self, model: torch.nn.Module) -> tuple[list[str], list[str]]:
         """Load the weights into ``model``; return the names of those that are left as they are
-        made. Raises ConfigError for weights that do not fit."""
+        made, and those of the checkpoint's that it does not have. Raises ConfigError for weights
+        that do not fit."""
         own = model.state_dict()
         there = [name for name, _ in model.named_parameters()]
         if isinstance(model, ActorCritic):
@@ -99,7 +100,7 @@ class InitialWeights:
                 "with --init-mismatch new"
             )
         model.load_state_dict({**own, **found})
-        return left
+        return left, extra
 
     def other_meanings(self, config: Any, spec: EnvSpec) -> list[str]:
         """Return a warning for each setting of a policy's resolved ``config`` that makes its
@@ -180,9 +181,10 @@ def places_of(config: Any, trained: Collection[str]) -> dict[str, str]:
     return dict.fromkeys(trained, given)
 
 
-def initial_weights(config: Any, place: str) -> InitialWeights:
+def initial_weights(config: Any, place: str, log: Callable[[str], None]) -> InitialWeights:
     """Return the weights at a place that ``config.init_from`` names: RUN, RUN@best, RUN:POLICY or
-    RUN:POLICY@best. Raises ConfigError if there is no such checkpoint."""
+    RUN:POLICY@best. ``log``: as in `CheckpointStore.load`. Raises ConfigError if there is no such
+    checkpoint."""
     run, _, which = place.partition("@")
     if (which or "latest") not in get_args(Which):
         raise ConfigError(
@@ -196,10 +198,10 @@ def initial_weights(config: Any, place: str) -> InitialWeights:
             f"--init-from {place}: {error}; give the folder that a run has written"
         ) from error
     store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
-    if store.load(log=lambda text: None) is None:
+    chosen = cast("Which", which or "latest")
+    if store.load(chosen, log=lambda text: log(f"--init-from {place}: {text}")) is None:
         raise ConfigError(f"--init-from {place}: there is no checkpoint yet; train it first")
-    parts, mismatch = config.init_parts, config.init_mismatch
-    return InitialWeights(folder, store, cast("Which", which or "latest"), parts, mismatch)
+    return InitialWeights(folder, store, chosen, config.init_parts, config.init_mismatch)
 
 
 def _of_frozen(folder: RunFolder, policy: str) -> CheckpointStore:
