@@ -39,12 +39,18 @@ Array = np.ndarray[Any, Any]
 
 
 def env_spec(
-    env_id: str, declared: EnvSpaces, *, metadata: Mapping[str, Any] | None = None, **more: Any
+    env_id: str,
+    declared: EnvSpaces,
+    *,
+    metadata: Mapping[str, Any] | gym.Env[Any, Any] | None = None,
+    **more: Any,
 ) -> EnvSpec:
-    """Return the spec that follows from the spaces of an environment and its ``metadata`` (which
-    observation leaves are stacks of frames); actions are in the environment's own units. ``more``:
-    EnvSpec's other fields. Raises ConfigError for a space that slots cannot hold."""
-    observations = with_stacks(env_id, storage_specs(declared), metadata)
+    """Return the spec that follows from the spaces of an environment and its ``metadata``, or those
+    that an environment has (which observation leaves are stacks of frames); actions are in the
+    environment's own units. ``more``: EnvSpec's other fields. Raises ConfigError for a space that
+    slots cannot hold."""
+    found = stack_metadata(metadata) if isinstance(metadata, gym.Env) else metadata
+    observations = with_stacks(env_id, storage_specs(declared), found)
     return EnvSpec(
         str(env_id), observations, action_specs(declared.action), spaces=declared, **more
     )
@@ -317,26 +323,34 @@ class ObservationAdapter:
             )
 
     def check_masks(self, masks: Array, ended: Array) -> None:
-        """Allow every action in the masks [rows, n] of final observations, from which no action is
-        taken (an empty mask would be a NaN in the policy). Raises ConfigError for a row that has
-        to act and whose mask allows no action."""
-        masks[ended] = True
-        free = np.logical_or.reduceat(masks, self._groups, axis=1).all(axis=1)
-        if not free.all():
-            row = int(np.flatnonzero(~free)[0])
+        """Raise ConfigError for a row that has to act and whose mask, of ``masks`` [rows, n],
+        allows no value of an action. In the mask of a final observation (``ended``, bool [rows])
+        every value of such an action becomes allowed, as no action is taken from it; what it
+        forbids otherwise stays: after a time limit the value of what would follow is that of the
+        best allowed action."""
+        free = np.logical_or.reduceat(masks, self._groups, axis=1)
+        if free.all():
+            return
+        self._allow(masks, ~free & ended[:, None])
+        if not (free.all(axis=1) | ended).all():
+            row = int(np.flatnonzero(~free.all(axis=1) & ~ended)[0])
             raise ConfigError(
                 f"{self.env_id}, row {row}: the action mask {masks[row].astype(int)} forbids every "
                 "value of an action; at least one must be allowed until the episode ends"
             )
 
     def complete_masks(self, masks: Array, present: Array) -> None:
-        """Complete the masks [rows, n] of an agent. Where it takes no part (``present`` bool [rows]
-        is False) every action is allowed, and where its mask allows none, because it is not its
-        turn, the first value of each action is."""
-        masks[~present] = True
+        """Complete the masks [rows, n] of an agent where they allow no value of an action. Where it
+        takes no part any more (``present`` bool [rows] is False) every value becomes allowed, and
+        otherwise, as it is not its turn, the first one."""
         if masks.shape[1]:
             free = np.logical_or.reduceat(masks, self._groups, axis=1)
+            self._allow(masks, ~free & ~present[:, None])
             masks[:, self._groups] |= ~free
+
+    def _allow(self, masks: Array, closed: Array) -> None:
+        """Allow every value of the actions ``closed``, bool [rows, actions], in the masks."""
+        masks |= np.repeat(closed, np.diff([*self._groups, masks.shape[1]]), axis=1)
 
 
 def offset(space: gym.Space[Any]) -> Any:
@@ -381,6 +395,24 @@ def fitting(
 
 
 KEY = "frame_stack"
+
+
+def stack_metadata(env: gym.Env[Any, Any]) -> Mapping[str, Any]:
+    """Return the metadata of an environment without the stacks of frames that one within it names
+    and that its wrappers have made something else of: an array with another first axis."""
+    metadata, within = env.metadata or {}, env
+    while isinstance(within, gym.Wrapper) and within.env.metadata is within.metadata:
+        within = within.env
+    before = dict(leaves(within.observation_space, OBSERVATION))
+    now = dict(leaves(env.observation_space, OBSERVATION))
+    changed = {
+        name
+        for name in metadata.get(KEY, {})
+        if name in before
+        and (name not in now or (before[name].shape or ())[:1] != (now[name].shape or ())[:1])
+    }
+    kept = {name: each for name, each in metadata.get(KEY, {}).items() if name not in changed}
+    return {**metadata, KEY: kept}
 
 
 def with_stacks(

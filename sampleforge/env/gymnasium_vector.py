@@ -156,8 +156,7 @@ class GymnasiumVector(EnvVector):
                 self._reset_rows(ended, out.obs)
             else:
                 self._write_final(info, ended, out.final_obs)
-            if self._observations.has_mask:  # no action is taken there
-                out.final_obs[ACTION_MASK][ended] = True
+            self._check_masks(out.final_obs, np.ones_like(ended))
         self._check_masks(out.obs)
 
     def _check_info(self, info: Any) -> None:
@@ -217,8 +216,7 @@ class GymnasiumVector(EnvVector):
         return {name: value for name, value in found.items() if value is not NOTHING}
 
     def _check_masks(self, obs: Mapping[str, Array], ended: Array | None = None) -> None:
-        """Raise ConfigError for a row that has to act and whose mask allows no action; allow every
-        action in those of rows that have ``ended``."""
+        """Check the masks of observations, as `ObservationAdapter.check_masks` does."""
         if self._observations.has_mask:
             none = np.zeros(self.num_rows, np.bool_)
             self._observations.check_masks(obs[ACTION_MASK], none if ended is None else ended)

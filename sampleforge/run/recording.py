@@ -129,6 +129,7 @@ class PlayRecorder:
         self._writer.close_segment()  # it has none
         self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
         self._player = player
+        self._ended = [0] * player.num_rows  # episodes written to their ends
         self._policy = policy if isinstance(policy, FrozenPolicy) else None
         self._version = int(state.get("learner", {}).get("version", 0))
         self._spec = spec
@@ -162,7 +163,8 @@ class PlayRecorder:
         about = Rollout(0, 0, 0, self._step, 0, 1)
         self._step += 1
         for episode in self._assembler.add(RecordedRollout(0, about, {**columns, **self._columns})):
-            self._write(episode)
+            if episode.ends or out.valid[episode.env_row.row]:  # else it broke down: not counted
+                self._write(episode)
 
     def break_off(self) -> None:
         """Close the dataset with the episodes that have ended so far; the others are lost."""
@@ -184,8 +186,10 @@ class PlayRecorder:
         self.written = {"episodes": self._writer.episodes, "steps": self._writer.steps}
 
     def _write(self, episode: RecordedEpisode) -> None:
-        if episode.number < self._player.quota[episode.env_row.row]:
+        row = episode.env_row.row
+        if self._ended[row] < self._player.quota[row]:
             self._writer.add(episode)
+            self._ended[row] += episode.ends
         if self._writer.age > SEGMENT_S:
             self._writer.close_segment()
 

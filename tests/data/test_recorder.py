@@ -266,6 +266,25 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
 
 
 @pytest.mark.long
+def test_episodes_that_broke_down_are_not_recorded_in_the_place_of_those_that_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every environment raises in its fifth step, in the middle of an episode as a rule."""
+    run, data = str(tmp_path / "run"), tmp_path / "data"
+    small = ["--num-envs-per-worker", "2", "--train-for-env-steps", "60", "--rollout", "8"]
+    small += ["--batch-size", "16", "--serial", "--quiet", "--env-kwargs", "where=step", "every=5"]
+    env = ["--env", "tests.support.envs:RaisingEnv"]
+    assert main(["train", "appo", *env, "--run-dir", run, *small]) == 0
+    command = ["record", run, "--trust", "--episodes", "16", "--out", str(data), "--quiet"]
+    assert main(command) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    episodes = list(open_dataset(data).episodes())
+    assert said["episodes"] == len(episodes) == 16
+    assert all(each.begins and each.ends for each in episodes)
+    assert np.mean([each.rewards.sum() for each in episodes]) == said["return_mean"]
+
+
+@pytest.mark.long
 def test_a_second_recording_has_other_episodes_and_an_interrupted_one_those_that_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

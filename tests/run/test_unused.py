@@ -192,6 +192,14 @@ def told(config: AnyConfig) -> list[str]:
             Td3Config(**BOX, target_noise=0.0, target_noise_clip=0.3),
             ["--target-noise-clip 0.3"],
         ),
+        (
+            AppoConfig(
+                env="tests.support.envs:CodeEnv", clip_observations=True, rescale_actions=False
+            ),
+            ["--no-rescale-actions", "--clip-observations"],
+        ),
+        (AppoConfig(env=f"{__name__}:Pixels", clip_observations=True), ["--clip-observations"]),
+        (AppoConfig(env="Pendulum-v1", clip_observations=True), []),
         (ApexConfig(**CARTPOLE, replay_compression_ratio=3.0), ["--replay-compression-ratio 3.0"]),
         (annealed(CARTPOLE, vtrace_rho="linear:1:0.1"), ["--anneal vtrace_rho=linear:1:0.1"]),
         (
