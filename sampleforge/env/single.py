@@ -103,7 +103,7 @@ class SyncVector(EnvVector):
             config.env,
             EnvSpaces(env.observation_space, env.action_space, masked),
             # A stack has all frames, and slots keep one of each env step.
-            metadata=env.metadata if self._repeat == 1 else None,
+            metadata=env if self._repeat == 1 else None,
             frame_skip=described.frame_skip * self._repeat,
             max_episode_steps=limit,
             protocol=described.protocol,

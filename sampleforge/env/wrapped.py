@@ -19,22 +19,30 @@ from sampleforge.env.user_code import import_function
 
 def make(
     id: str,
-    wrappers: Sequence[str | Mapping[str, Mapping[str, Any]]],
+    wrappers: Sequence[str | Mapping[str, Mapping[str, Any] | None]] = (),
     render_mode: str | None = None,
     **env_kwargs: Any,
 ) -> gym.Env[Any, Any]:
     """Return the environment ``id``, of any name that ``--env`` takes, within ``wrappers``, the
     innermost first: package.module:Class each, or, with arguments, {package.module:Class:
-    {argument: value}}. They change observations, rewards and actions where the environment is
-    stepped. ``env_kwargs``: those of the environment.
+    {argument: value}}; a single one needs no list. They change observations, rewards and actions
+    where the environment is stepped. ``env_kwargs``: those of the environment.
 
-    Raises ConfigError for a wrapper that does not exist, or does not return an environment."""
+    Raises ConfigError for a wrapper that does not exist, or does not return an environment, and for
+    what names none."""
     env = make_single(EnvConfig(env=id, env_kwargs=env_kwargs), render_mode)
-    for each in wrappers:
-        named = {each: {}} if isinstance(each, str) else dict(each)
+    for each in wrappers if isinstance(wrappers, list | tuple) else [wrappers]:
+        named = {each: None} if isinstance(each, str) else each
+        if not isinstance(named, Mapping) or not all(
+            isinstance(arguments, Mapping | None) for arguments in named.values()
+        ):
+            raise ConfigError(
+                f"--env-kwargs wrappers: {each!r} must be package.module:Class or "
+                "{package.module:Class: {argument: value}}; give a list of such"
+            )
         for name, arguments in named.items():
             wrapper = import_function("--env-kwargs wrappers:", name)
-            env = wrapper(env, **arguments)
+            env = wrapper(env, **(arguments or {}))
             if not isinstance(env, gym.Env):
                 raise ConfigError(
                     f"--env-kwargs wrappers: {name} returned a {type(env).__name__}, but must "

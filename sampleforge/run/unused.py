@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.algorithms.annealing import CHECKED_AT, SHAPES, annealings
 from sampleforge.config import typed
+from sampleforge.env.bounds import bounds_of
 from sampleforge.models.policy_head import draws_itself
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
@@ -60,6 +61,13 @@ class Resolved(NamedTuple):
         """Whether an action is a Box."""
         groups = self.spec.agent_groups
         return any(leaf.kind == "box" for group in groups for leaf in group.actions.values())
+
+    @property
+    def has_bounded(self) -> bool:
+        """Whether an observation is a Box whose numbers can be outside of its bounds."""
+        declared = (group.spaces for group in self.spec.agent_groups)
+        bounds = (bounds_of(each.observation) for each in declared if each is not None)
+        return any(not leaf.categories for leaves in bounds for leaf in leaves.values())
 
     @property
     def encodings(self) -> list[Encoding]:
@@ -144,6 +152,11 @@ RULES: tuple[Rule, ...] = (
         "model.initial_log_std",
         lambda run: not run.has_box,
         "no action is a Box",
+    ),
+    (
+        "clip_observations",
+        lambda run: not run.has_bounded,
+        "no observation is a Box with bounds that its numbers can be outside of",
     ),
     (
         "model.action_std model.initial_log_std",
