@@ -107,15 +107,18 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_script_may_read_its_arguments_where_it_is_imported(
+def test_a_script_may_read_its_arguments_and_files_where_it_is_imported(
     run_cli: RunCli, tmp_path: Path
 ) -> None:
+    """By relative paths, also for a simulator, which is tried out in a directory of its own."""
+    (tmp_path / "more.txt").write_text("500")
     (tmp_path / "mine.py").write_text(
-        "import sys\nimport sampleforge as sf\n\nsteps = int(sys.argv[1])\n\n"
+        "import sys\nimport sampleforge as sf\n\n"
+        "steps = int(sys.argv[1]) + int(open('more.txt').read())\n\n"
         "if __name__ == '__main__':\n"
         "    sf.train(sf.AppoConfig(env='CartPole-v1', train_for_env_steps=steps, run_dir='run'))\n"
     )
-    done = run_cli("mine.py", "1000", timeout=100)
+    done = run_cli("mine.py", "500", timeout=100)
     assert done.returncode == 0, done.stderr
 
 

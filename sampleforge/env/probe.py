@@ -226,9 +226,9 @@ def _start(
 
 
 def _main_module() -> dict[str, Any]:
-    """Return the location of the main module, and the arguments of the command, for the child to
-    import it as multiprocessing's children do: it may register environments, or be the module of
-    the factory.
+    """Return the location of the main module, the working directory and the arguments of the
+    command, for the child to import it as multiprocessing's children do: it may register
+    environments, or be the module of the factory.
 
     Raises MissingMainGuard if this process is in such an import itself: a script without ``if
     __name__ == "__main__"`` would start itself for ever.
@@ -239,7 +239,7 @@ def _main_module() -> dict[str, Any]:
     return {
         name: value
         for name, value in data.items()
-        if name == "sys_argv" or name.startswith("init_main")
+        if name in ("sys_argv", "dir") or name.startswith("init_main")
     }
 
 

@@ -113,13 +113,16 @@ def try_rows(
 
 
 def import_main(where: dict[str, Any]) -> None:
-    """Import the parent's main module, as multiprocessing's children do."""
+    """Import the parent's main module in its working directory, as multiprocessing's children
+    do."""
+    own = os.getcwd()
     this = cast("Any", multiprocessing.current_process())
     this._inheriting = True  # makes multiprocessing refuse to start processes in this import
     try:
         spawn.prepare(where)
     finally:
         del this._inheriting
+        os.chdir(own)
 
 
 def _leave_with_parent() -> None:

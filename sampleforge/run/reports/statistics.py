@@ -38,7 +38,7 @@ class FirstEpisodes:
 
     def __init__(self, rows: int, window: int) -> None:
         self._rows = rows
-        self._left = window if rows > 1 else 0
+        self._left = self._window = window if rows > 1 else 0
         self._patience = PATIENCE * max(window, rows)
         self._waiting: dict[tuple[int, int, int], deque[tuple[int, Sequence[EpisodeRecord]]]] = {}
         """By row, each with a number that grows from one to the next."""
@@ -48,6 +48,11 @@ class FirstEpisodes:
         """The games that have ended and do not count yet, in the order in which they ended."""
         waiting = [each for row in self._waiting.values() for each in row]
         return [game for _, game in sorted(waiting, key=lambda each: each[0])]
+
+    @property
+    def early(self) -> list[Sequence[EpisodeRecord]]:
+        """The same as long as none has counted; then none."""
+        return self.waiting if self._left == self._window else []
 
     def take(self, game: Sequence[EpisodeRecord]) -> list[Sequence[EpisodeRecord]]:
         """Take the records of a game that has ended (an episode, with one agent); return the games
@@ -307,16 +312,18 @@ class RunStatistics:
             measured |= self.policies[0].summary()
         else:
             measured["policies"] = {each.id: each.summary() for each in self.policies}
-        if early := self._early():
-            measured["return_mean"] = early[EARLY]
+        early = self._early()
+        if early and self.return_mean is None:
+            measured["return_mean"] = early.pop(EARLY)
             measured["return_episodes"] = float(len(self._first.waiting))
-        return {**measured, "return_is_early": bool(early)}
+            return {**measured, "return_is_early": True}
+        return {**measured, "return_is_early": False, **early}
 
     def _early(self) -> dict[str, float]:
-        """Return the mean return of the episodes that have ended, while none counts: short ones are
-        over-represented."""
-        waiting = self._first.waiting
-        if not waiting or self.return_mean is not None:
+        """Return the mean return of the episodes that have ended since the run began or was
+        resumed, while none of them counts: short ones are over-represented."""
+        waiting = self._first.early
+        if not waiting:
             return {}
         return {EARLY: float(np.mean([mean_return(game) for game in waiting]))}
 

@@ -205,6 +205,11 @@ def _rests_on(measured: Mapping[str, Any]) -> str:
     population."""
     count, best = int(measured["return_episodes"]), best_member(measured)
     episodes = f"{count:,} episodes" if count > 1 else "episode"
+    if (early := measured.get("return_mean_early")) is not None:
+        return (
+            f"of the last {episodes} before it was resumed ({number(early, ',.2f')} of the first "
+            "ones since: not every env row has ended one, and short episodes end first)"
+        )
     if not measured["return_is_early"]:
         return f"of the last {episodes}" + (f" of {best}" if best else "")
     return (

@@ -98,6 +98,8 @@ def test_a_resumed_run_does_not_begin_with_its_short_episodes(tmp_path: Path) ->
     before = trained(tmp_path, 32 * 6 * LONG)
     after = trained(tmp_path, before["env_steps"] + 32 * (LONG - 20))
     assert after["episodes"] > before["episodes"] + 5
+    assert after["return_mean_early"] == reports(tmp_path)[-1]["return_mean_early"] == 1.0
+    assert not after["return_is_early"] and "return_mean_early" not in before
     assert after["return_mean"] == pytest.approx(before["return_mean"], abs=0.15)
 
 

@@ -173,6 +173,8 @@ def test_the_end_line_and_the_next_commands() -> None:
     early = {"return_episodes": 7.0, "return_is_early": True, "return_best": None}
     line = end_line("finished", {**measured, **early}, folder)
     assert "mean return 1.50 of the first 7 episodes only (not every env row has ended one" in line
+    line = end_line("finished", {**measured, "return_mean_early": 9.0}, folder)
+    assert "1.50 of the last 100 episodes before it was resumed (9.00 of the first ones" in line
     none = {**measured, "return_mean": None, "return_best": None}
     assert "no episode has ended" in end_line("interrupted", none, folder)
     asked = ApexConfig(env="E")
