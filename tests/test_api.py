@@ -107,6 +107,23 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess(timeout=120)
+def test_code_of_an_interactive_session_is_refused_before_workers_look_for_it(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sampleforge as sf, torch\n\nclass Mine(torch.nn.Module): ...\n\n"
+        "sf.train(sf.AppoConfig(env='CartPole-v1', model=sf.ModelConfig(encoder='__main__:Mine')))"
+    )
+    command = [sys.executable, "-"]
+    done = subprocess.run(command, input=program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ConfigError: --model.encoder __main__:Mine: it is defined in an interactive" in (
+        done.stderr
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.multiprocess(timeout=120)
 def test_a_script_may_read_its_arguments_and_files_where_it_is_imported(
     run_cli: RunCli, tmp_path: Path
 ) -> None:

@@ -330,7 +330,8 @@ def plain(value: Any, where: str) -> Any:
 def adds_metrics(callback: Callback) -> bool:
     """Return whether a callback may add metrics to reports, also from workers."""
     in_workers = any(overrides(callback, hook) for hook in WORKER_HOOKS)
-    return in_workers or type(callback).extend_report is not Callback.extend_report
+    own = callback.extend_report
+    return in_workers or getattr(own, "__func__", own) is not Callback.extend_report
 
 
 def callbacks_of(given: Sequence[Callback], names: Sequence[str]) -> list[Callback]:

@@ -115,7 +115,10 @@ class Session:
     def _open(self) -> None:
         self.spec = self._deployment.try_environment(self.asked)
         from sampleforge.run.opening import open_run, with_code
+        from sampleforge.run.own_code import check_importable
 
+        if not self._deployment.has_workers_here:
+            check_importable(self.asked)
         self.asked = with_code(self.asked)
         self.opened = open_run(
             self.asked, self.spec, self.roles, self._resources, self._ending.is_early

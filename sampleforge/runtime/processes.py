@@ -116,6 +116,14 @@ def forget_piped_main() -> None:
         del main.__file__
 
 
+def is_interactive() -> bool:
+    """Return whether the main module is an interactive session, a notebook or a program from
+    standard input, whose classes and functions no other process can import."""
+    main = sys.modules["__main__"]
+    has_file = getattr(main, "__file__", "<stdin>") != "<stdin>"
+    return getattr(main, "__spec__", None) is None and not has_file
+
+
 def process_context() -> BaseContext:
     """Return the multiprocessing context of every SampleForge process, whose fork server has
     imported the large modules."""

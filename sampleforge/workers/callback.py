@@ -7,13 +7,13 @@ This module imports neither torch nor numpy, because `sampleforge.Callback` deri
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime.processes import is_interactive
 
 if TYPE_CHECKING:
     from sampleforge.shared.newest import TaskBoard
@@ -67,8 +67,9 @@ def hook_name(callback: object, hook: str) -> str:
 
 
 def overrides(callback: WorkerCallback, hook: str) -> bool:
-    """Return whether the class of a callback overrides one of `WORKER_HOOKS`."""
-    return getattr(type(callback), hook) is not getattr(WorkerCallback, hook)
+    """Return whether a callback overrides one of `WORKER_HOOKS`, by its class or on the object."""
+    own = getattr(callback, hook)
+    return getattr(own, "__func__", own) is not getattr(WorkerCallback, hook)
 
 
 CAUSE = "raised by the callback "
@@ -185,7 +186,5 @@ def for_workers(
 
 def _check_importable(cls: type[WorkerCallback]) -> None:
     """Raise ConfigError for a class of an interactive session, which no other process has."""
-    main = sys.modules["__main__"]
-    interactive = getattr(main, "__spec__", None) is None and not hasattr(main, "__file__")
-    if cls.__module__ == "__main__" and interactive:
+    if cls.__module__ == "__main__" and is_interactive():
         raise ConfigError(f"{cls.__name__} is defined in an interactive session or a notebook")

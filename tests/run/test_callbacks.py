@@ -381,9 +381,10 @@ def test_callbacks_may_be_given_by_an_iterator_and_hooks_be_set_on_the_object(
     told: list[str] = []
     callback = Callback()
     callback.on_start = lambda session: told.append("start")  # type: ignore[method-assign]
+    callback.on_episode_end = lambda episode: told.append("end")  # type: ignore[method-assign]
     given: Any = (each for each in [callback])
     train(replace(RUNS["appo"], run_dir=str(tmp_path)), given)
-    assert told == ["start"]
+    assert told[0] == "start" and set(told[1:]) == {"end"}, "serial: in this process"
 
 
 def test_a_callback_that_is_not_in_a_list_is_refused() -> None:
