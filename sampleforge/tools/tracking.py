@@ -35,7 +35,8 @@ NOT_SENT = ("run_dir", "resume")
 class TrackedRun(NamedTuple):
     """A run as a sink knows it.
 
-    ``project``, ``name`` and ``group``: as the flags give them; ``config``: the resolved config as
+    ``project``, ``name`` and ``group``: as the flags of wandb and trackio give them, which a run
+    without the two does not take; ``config``: the resolved config as
     nested plain values; ``env_steps``: those at which the run begins, 0 unless it is resumed;
     ``earlier``: the `Sink.state` of its earlier part, empty in a new run.
     """
