@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 SLACK = 1e-4
-"""Distance by which observations may be outside their bounds, relative to the bound, because of
-rounding."""
+"""Distance by which floats may be outside their bounds, relative to the bound, because of rounding.
+Integers, which have none, may not be."""
 PART = 1 << 16
 """Elements of an observation that are compared with their bounds at once: they fit into a cache."""
 
@@ -93,9 +93,9 @@ class Bounds:
             each + start for each in (bounds.low[element], bounds.high[element], value[at])
         )
         return (
-            f"{self._env_id}, row {row}: observation leaf {name!r} must be in [{low:g}, {high:g}] "
-            f"at {list(at)}, as its observation_space says, but is {given:g}; correct the space or "
-            "what the environment returns"
+            f"{self._env_id}, row {row}: observation leaf {name!r} must be in [{_digits(low)}, "
+            f"{_digits(high)}] at {list(at)}, as its observation_space says, but is "
+            f"{_digits(given)}; correct the space or what the environment returns"
             + ("" if bounds.categories else ", or cut such numbers off with --clip-observations")
         )
 
@@ -136,6 +136,11 @@ def _bounds(space: gym.Space[Any]) -> LeafBounds | None:
     return None
 
 
+def _digits(number: Any) -> str:
+    """Return a number in digits; all digits of an integer, so that neighbours are told apart."""
+    return str(int(number)) if np.asarray(number).dtype.kind in "iu" else f"{number:g}"
+
+
 def _any(space: spaces.Box) -> bool:
     """Return whether a value of the space's dtype can be outside of its bounds."""
     if space.dtype is not None and space.dtype.kind in "iu":
@@ -145,19 +150,21 @@ def _any(space: spaces.Box) -> bool:
 
 
 def _outside(value: Array, bounds: LeafBounds) -> tuple[int, ...] | None:
-    """Return the index of the first element of ``value`` that is outside of the bounds by more than
-    `SLACK`, or None. It works on parts, because observations of hundreds of MB are slow as
-    float64."""
+    """Return the index of the first element of ``value`` that is outside of the bounds, of floats
+    by more than `SLACK`, or None. It works on parts, because observations of hundreds of MB are
+    slow as float64."""
     flat, lows, highs = np.asarray(value).reshape(-1), bounds.low, bounds.high
     for begin in range(0, flat.size, PART):
         part = slice(begin, begin + PART)
-        if (flat[part] >= lows[part]).all() and (flat[part] <= highs[part]).all():
+        low, high = lows[part], highs[part]
+        if (flat[part] >= low).all() and (flat[part] <= high).all():
             continue
-        low, high = lows[part].astype(np.float64), highs[part].astype(np.float64)
-        below = flat[part] < low - SLACK * (1 + np.abs(low))
-        above = flat[part] > high + SLACK * (1 + np.abs(high))
-        if (below | above).any():
-            first = begin + int(np.argmax(below | above))
+        if low.dtype.kind == "f":
+            low, high = low.astype(np.float64), high.astype(np.float64)
+            low, high = low - SLACK * (1 + np.abs(low)), high + SLACK * (1 + np.abs(high))
+        outside = (flat[part] < low) | (flat[part] > high)
+        if outside.any():
+            first = begin + int(np.argmax(outside))
             at = np.unravel_index(first, value.shape) if value.shape else ()
             return tuple(int(i) for i in at)
     return None

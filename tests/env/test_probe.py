@@ -312,6 +312,17 @@ def test_one_element_outside_of_its_bounds_is_found_in_a_large_observation() -> 
         (spaces.Discrete(3, start=5), 8, r"must be in \[5, 7\] at \[\], .* but is 8"),
         (spaces.MultiDiscrete([2, 4]), np.array([0, 4]), r"must be in \[0, 3\] at \[1\], .* is 4"),
         (spaces.MultiBinary(2), np.array([0, 2], "int8"), r"must be in \[0, 1\] at \[1\], .* is 2"),
+        (spaces.Discrete(20_000), 20_000, r"must be in \[0, 19999\] at \[\], .* but is 20000;"),
+        (
+            spaces.Discrete(10**7, start=-1),
+            10**7 - 1,
+            r"must be in \[-1, 9999998\] at \[\], .* but is 9999999;",
+        ),
+        (
+            spaces.MultiDiscrete([20_000, 4]),
+            np.array([20_000, 3]),
+            r"must be in \[0, 19999\] at \[0\], .* but is 20000;",
+        ),
     ],
 )
 def test_categories_that_a_space_does_not_have_are_out_of_bounds(
@@ -329,6 +340,26 @@ def test_categories_that_a_space_does_not_have_are_out_of_bounds(
     assert found.category
     rollout = {name: np.stack([leaf] * 3) for name, leaf in out.obs.items()}
     assert bounds.fault_of_rollout(rollout) == found
+
+
+@pytest.mark.parametrize(
+    ("space", "inside", "outside"),
+    [
+        (spaces.Box(0, 30_000, (2,), np.int32), [0, 30_000], [0, 30_001]),
+        (spaces.Box(0, 9, (2,), np.uint8), [0, 9], [0, 10]),
+        (spaces.Box(0, 30_000, (2,), np.float32), [-1e-5, 30_001], [0, 30_010]),
+    ],
+)
+def test_only_floats_may_be_rounded_beyond_their_bounds(
+    space: spaces.Box, inside: Any, outside: Any
+) -> None:
+    vector = SyncVector(EnvConfig(env="Looks"), lambda row: LooksEnv(space, outside), 1, [0])
+    bounds = Bounds(vector)
+    vector.close()
+    assert bounds.fault({"obs": np.array([inside], space.dtype)}) is None
+    found = bounds.fault({"obs": np.array([outside], space.dtype)})
+    assert found is not None and not found.category
+    assert f"at [1], as its observation_space says, but is {outside[1]};" in found.text
 
 
 def wrong_category() -> LooksEnv:
