@@ -30,6 +30,9 @@ NO_BOUND = 1e30
 "unbounded"."""
 MOST_INTEGERS = 1024
 """Values of an integer of a Box action, at most; each is a category of its own."""
+MOST_LOGITS = 1 << 20
+"""Values of all elements of a categorical action, at most; each has a logit. With 512 units before
+them their weights take 2 GB."""
 ENV_PREFIX = "env."
 """Beginning of the names of hyperparameters that are reward-shaping numbers of the environment."""
 
@@ -312,7 +315,22 @@ def action_specs(space: gym.Space[Any]) -> dict[str, ActionSpec]:
     return {name: _action_spec(name, leaf) for name, leaf in found.items()}
 
 
+def _num_logits(space: gym.Space[Any]) -> int:
+    """Return the number of values of all elements of a categorical action leaf; 0 for a Box."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return sum(int(n) for n in space.nvec.ravel())
+    return 2 * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else 0
+
+
 def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
+    if (logits := _num_logits(space)) > MOST_LOGITS:
+        raise ValueError(
+            f"action leaf {name!r} is a {type(space).__name__} with {logits:,} values; at most "
+            f"{MOST_LOGITS:,} are taken, because each has a logit: have a wrapper split it into a "
+            "MultiDiscrete of fewer values, or turn it into a Box of floats and round"
+        )
     if isinstance(space, spaces.Discrete):
         return ActionSpec("discrete", (), "int64", (int(space.n),), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):

@@ -95,8 +95,10 @@ def random_actions(
             continue
         columns = []
         for n in leaf.categories:
-            allowed = np.ones((rows, n)) if masks is None else masks[:, at : at + n]
-            columns.append(np.argmax(rng.random((rows, n)) * allowed, axis=1))
+            if masks is None:
+                columns.append(rng.integers(n, size=rows))
+                continue
+            columns.append(np.argmax(rng.random((rows, n)) * masks[:, at : at + n], axis=1))
             at += n
         actions[name] = np.stack(columns, axis=1).reshape(rows, *leaf.shape).astype(leaf.dtype)
     return actions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any, cast
 
 import gymnasium as gym
@@ -12,7 +13,9 @@ from gymnasium import spaces
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
+from sampleforge.env.random_play import random_actions
 from sampleforge.spec import (
+    ACTION,
     ACTION_MASK,
     OBSERVATION,
     EnvSpaces,
@@ -73,6 +76,35 @@ def test_leaves_that_would_be_lost_are_refused_by_name(space: Any, words: list[s
     with pytest.raises(ConfigError) as refusal:
         spec(space)
     assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Discrete(10**9), "'action' is a Discrete with 1,000,000,000 values; at most 1,048"),
+        (spaces.MultiDiscrete([2**20, 2]), "'action' is a MultiDiscrete with 1,048,578 values;"),
+        (spaces.MultiBinary(10**9), "'action' is a MultiBinary with 2,000,000,000 values;"),
+        (spaces.Dict(move=spaces.Discrete(2), item=spaces.Discrete(2**21)), "'item' is a Discrete"),
+    ],
+)
+def test_more_logits_than_a_policy_can_have_are_refused(space: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        spec(BOX, space)
+    assert words in str(refusal.value)
+    assert "have a wrapper split it into a MultiDiscrete of fewer values" in str(refusal.value)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(2**20), spaces.MultiDiscrete([2**19, 2**19])])
+def test_random_actions_of_many_values_take_no_memory_for_each_of_them(space: Any) -> None:
+    of = spec(BOX, space)
+    tracemalloc.start()
+    actions = random_actions(of, 100, np.random.default_rng(1))[ACTION]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+    high = actions.max(axis=0)
+    values = np.array(of.actions[ACTION].categories).reshape(high.shape)
+    assert (actions >= 0).all() and (high < values).all() and (high > 0.9 * values).all()
 
 
 @pytest.mark.parametrize(
