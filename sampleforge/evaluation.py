@@ -36,6 +36,7 @@ from sampleforge.workers.episode_player import (
     EvaluationPart,
     evaluation_envs,
     evaluation_seed,
+    number_of_episodes,
     outcome,
 )
 
@@ -106,15 +107,16 @@ def evaluate(
     return_max, episodes, length_mean, episodes_cut (by a limit that the environment itself does not
     have), stochastic, seed, env_steps (of the checkpoint). Numerical libraries have one thread
     meanwhile, because several are slower for a few rows. Raises ConfigError if the folder names
-    code that ``trust`` does not cover, or if the exported policy is for other spaces.
+    code that ``trust`` does not cover, or if the exported policy is for other spaces; ValueError
+    for fewer episodes than 1.
     """
+    count = number_of_episodes(episodes, EPISODES)
     folder = RunFolder.existing(Path(run_dir).absolute())
     config = trusted_config(folder, trust)
     seed = _default_seed(config, observers) if seed is None else seed
     spec = folder.read_spec()
     stage = config.played_in(env, env_kwargs or {})
     rows, limit = _with_limit(stage, max_episode_steps, None if env or env_kwargs else spec)
-    count = episodes or EPISODES
     exported = None if onnx is None else OnnxPolicy(onnx)  # its path is the caller's
     with ExitStack() as resources:
         resources.enter_context(playing_directory(stage, config))

@@ -22,6 +22,7 @@ from sampleforge.workers.episode_player import (
     PlayedEpisode,
     evaluation_envs,
     evaluation_seed,
+    number_of_episodes,
     outcome,
 )
 from sampleforge.workers.evaluator import EvaluationContext, evaluation_of
@@ -104,9 +105,10 @@ class NewestPolicies:
 
         Play ``episodes`` episodes; return the statistics of their raw returns (see `outcome`), or
         the metrics of the user's function, in which case it decides what is played. Raises
-        TypeError if that returns something else than numbers by name."""
+        ValueError for fewer episodes than 1, and TypeError if the function returns something else
+        than numbers by name."""
         session, config = self._session, self._session.resolved
-        episodes = episodes or config.evaluate_episodes
+        episodes = number_of_episodes(episodes, config.evaluate_episodes)
         stochastic = config.evaluate_stochastic if stochastic is None else stochastic
         seed = evaluation_seed(session.resume_point.seed) if seed is None else seed
         index, (policies, version) = session.run_plan.agent_group(group.id), self.frozen(group)

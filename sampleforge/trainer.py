@@ -462,7 +462,8 @@ class Trainer:
         The defaults and the environment are those of the run's own evaluations: evaluate_episodes,
         evaluate_stochastic, evaluate_env, the evaluation task, and a seed that makes every
         evaluation play the same episodes. With an evaluate_function, return the metrics that it
-        returns; it gets ``episodes``, ``stochastic`` and ``seed`` in its context.
+        returns; it gets ``episodes``, ``stochastic`` and ``seed`` in its context. Raises ValueError
+        for fewer episodes than 1.
         """
         newest = self._newest()
         return newest.evaluate(newest.group(policy), episodes, stochastic=stochastic, seed=seed)

@@ -471,6 +471,11 @@ def test_an_evaluation_plays_the_episodes_of_sampleforge_eval(tmp_path: Path) ->
         assert found["episodes"] == 6 and found == trainer.evaluate(episodes=6)
         other = trainer.evaluate(episodes=6, seed=77, stochastic=True)
         assert other["return_mean"] != found["return_mean"]
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match=f"^episodes={wrong}: must be .* which is 10$"):
+                trainer.evaluate(wrong)
+            with pytest.raises(ValueError, match=f"^episodes={wrong}: must be .* which is 100$"):
+                evaluate(tmp_path, episodes=wrong)
     played = evaluate(tmp_path, episodes=6)
     assert {name: played[name] for name in found} == found
 

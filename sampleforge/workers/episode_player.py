@@ -114,6 +114,18 @@ def evaluation_envs(
     return make_vector(config, len(rows), seeds, Place(part.evaluator, rows.start))
 
 
+def number_of_episodes(asked: int | None, default: int) -> int:
+    """Return how many episodes to play: ``default`` if None is ``asked``. Raises ValueError for a
+    number below 1."""
+    if asked is None:
+        return default
+    if asked < 1:
+        raise ValueError(
+            f"episodes={asked}: must be at least 1, or None for the default, which is {default}"
+        )
+    return asked
+
+
 def evaluation_seed(seed: int) -> int:
     """Return the default seed of the evaluations of a run with ``seed``."""
     return seed + 1
