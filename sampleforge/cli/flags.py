@@ -79,29 +79,42 @@ def parse_shown(cls: type[C], args: Sequence[str], prog: str, description: str) 
     return parsed
 
 
+_KINDS = {
+    "INT": "a whole number",
+    "[INT": "whole numbers, separated by spaces: 64 64",
+    "FLOAT": "a number",
+    "FLOAT FLOAT": "numbers, separated by spaces: 0.5 2",
+    "[FLOAT": "numbers, separated by spaces: 0.5 2",
+    "FLOAT|{None,sign}": "a number or sign",
+}
+"""Beginning of the placeholder of a flag's values -> what they must be."""
+
+
 def _told(box: str) -> str:
     """Return what tyro says of a value in a box, in the words of our own errors."""
     text = " ".join(line.strip("│ ") for line in box.splitlines()[1:] if line.strip("│ "))
     said = next(part.strip() for part in re.split("[─-]{5,}", text) if part.strip())
     if found := re.match(r"Missing value for argument '(.*?)'\. Expected (\d+) ", said):
-        return f"{found[1]}: needs {'a value' if found[2] == '1' else found[2] + ' values'}"
+        some = f"{found[2]} values, separated by spaces"
+        return f"{found[1]}: needs {'a value' if found[2] == '1' else some}"
     if found := re.match(r"invalid choice '(.*?)' for argument '(.*?)'.* one of \((.*)\)", said):
         choices = [word.strip("' ") for word in found[3].split(",")]
         wanted = ", ".join(word for word in choices if word not in ("", "None"))
         return f"{found[2]} {found[1]}: must be one of {wanted}"
     if found := re.match(r"Missing from (.*?): (.*) \(required\)", said):
         return f"`{found[1]}` needs {re.split(r' [A-Z][a-z]', found[2])[0]} (--help says more)"
-    kinds = {"INT": "a whole number", "FLOAT": "a number", "FLOAT|{None,sign}": "a number or sign"}
-    placeholder = re.search(r"Argument helptext:\s+--\S+ (\S+)", text)
+    placeholder = re.search(r"Argument helptext:\s+--\S+ (FLOAT FLOAT|\S+)", text)
     found = re.match(
         r"Error parsing (--[^:/]+).*?: (?:no type matching .*? instantiated from \['"
-        r"|(?:invalid literal|could not convert).*')(.*?)'",
+        r"|Could not (?:find valid parse for|parse) arguments:? \['"
+        r"|(?:invalid literal|could not convert).*')(.*?)'(?:\]|$)",
         said,
     )
     if placeholder and found:
         choices = placeholder[1].strip("{}[").split(",")
-        wanted = kinds.get(placeholder[1]) or f"one of {', '.join(choices)}"
-        return f"{found[1]} {found[2]}: must be {wanted}"
+        wanted = _KINDS.get(placeholder[1]) or f"one of {', '.join(choices)}"
+        given = found[2].replace("', '", " ")
+        return f"{found[1]} {given}: must be {wanted}"
     return said.removeprefix("Error parsing ")
 
 

@@ -82,6 +82,29 @@ def test_a_number_that_must_be_given_is_not_none() -> None:
         parse_config("appo", ["--env", "CartPole-v1", "--gamma", "none"])
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--model.hidden-sizes 64,64", "64,64: must be whole numbers, separated by spaces: 64 64"),
+        ("--model.hidden-sizes=64,64", "64,64: must be whole numbers, separated by spaces: 64 64"),
+        ("--model.hidden-sizes 64 x", "64 x: must be whole numbers, separated by spaces: 64 64"),
+        ("--pbt-factors 0.5,2", "0.5,2: must be numbers, separated by spaces: 0.5 2"),
+        ("--pbt-factors 0.5 x", "0.5 x: must be numbers, separated by spaces: 0.5 2"),
+    ],
+)
+def test_a_list_of_numbers_is_typed_with_spaces(flag: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config("appo", ["--env", "CartPole-v1", *shlex.split(flag)])
+    assert str(refusal.value) == f"{flag.split('=')[0].split()[0]} {message}"
+
+
+def test_a_pair_of_numbers_is_typed_with_a_space() -> None:
+    with pytest.raises(ConfigError, match="--adam-betas: needs 2 values, separated by spaces"):
+        parse_config("appo", ["--env", "CartPole-v1", "--adam-betas", "0.9,0.99"])
+    with pytest.raises(ConfigError, match=r"--adam-betas 0\.9 x: must be numbers, separated by sp"):
+        parse_config("appo", ["--env", "CartPole-v1", "--adam-betas", "0.9", "x"])
+
+
 def test_infinity_is_refused_for_what_is_wrong_with_it() -> None:
     with pytest.raises(ConfigError, match="--train-for-seconds inf: must be finite"):
         parse_config("appo", ["--env", "CartPole-v1", "--train-for-seconds", "inf"])
