@@ -335,6 +335,31 @@ def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+NAMING_CODE = {
+    "anneal",
+    "callbacks",
+    "encoder",
+    "env",
+    "evaluate_env",
+    "evaluate_function",
+    "head",
+    "policy_mapping",
+}
+"""Settings that may name code of the user's own."""
+
+
+def _instead_of_function(name: str) -> str:
+    """Return what to do with a function that was given as a setting; empty if it is of no use."""
+    if name in NAMING_CODE:
+        return "; give its name, package.module:name (of the script itself __main__:name)"
+    if name == "stop":
+        return (
+            ', such as "return_mean>=475"; a function of a report is given to '
+            "Trainer.train_until(function), and a callback ends the run with session.stop()"
+        )
+    return ""
+
+
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """Return ``value`` converted to the annotated type. Raises ConfigError, which names ``where``,
     if it does not fit."""
@@ -374,10 +399,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return os.fspath(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    named, options = "", {hint, *typing.get_args(hint)}
-    if callable(value) and str in options:
-        named = "; give its name, package.module:name (of the script itself __main__:name)"
-    raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}{named}")
+    instead = _instead_of_function(where.rpartition(": ")[2]) if callable(value) else ""
+    raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}{instead}")
 
 
 def _json(value: Any, where: str) -> Any:

@@ -14,8 +14,10 @@ import sampleforge as sf
 from sampleforge.config import (
     ELSEWHERE,
     LARGEST_SEED,
+    NAMING_CODE,
     OTHER_SETTINGS,
     ConfigError,
+    docstrings,
     from_plain,
     nearest,
     to_plain,
@@ -198,3 +200,23 @@ def test_a_function_in_the_place_of_its_name_is_told_where_a_name_may_stand() ->
         AppoConfig(evaluate_function=function)
     with pytest.raises(ConfigError, match=r"must be a number or empty$"):
         AppoConfig(learning_rate=function)
+    with pytest.raises(ConfigError, match=r"must be a text or empty$"):
+        AppoConfig(run_dir=function)
+
+
+@pytest.mark.parametrize("stop", [len, [len]])
+def test_a_function_as_a_stop_condition_is_told_where_it_may_stand(stop: Any) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        AppoConfig(stop=stop)
+    text = str(refusal.value)
+    assert "AppoConfig: stop: <built-in function len> must be a" in text
+    assert "Trainer.train_until(function)" in text and "session.stop()" in text
+    assert "package.module" not in text
+
+
+def test_the_settings_that_may_name_code_are_those_whose_help_says_so() -> None:
+    naming = set()
+    for cls in (*ALGOS.values(), ModelConfig):
+        for base in filter(dataclasses.is_dataclass, cls.__mro__):
+            naming |= {name for name, text in docstrings(base).items() if "module:" in text}
+    assert naming == NAMING_CODE
