@@ -244,6 +244,12 @@ ELSEWHERE = {
 """Name of a setting in other libraries -> what there is instead of it."""
 
 
+NO_PRESET = (
+    "a preset is a flag, --preset NAME, which may stand beside --config FILE; in Python its "
+    "settings are sampleforge.presets.preset_values(ALGO, NAME), a dict of arguments of the config"
+)
+
+
 def same_setting(name: str, known: Collection[str]) -> str | None:
     """Return the ``known`` setting that is ``name`` in other libraries; None if there is none. One
     of a part is known if the part is, or if it is known itself, with the part's name or without."""
@@ -277,6 +283,8 @@ def _hint(name: str, known: Collection[str]) -> str:
     """Return the sentence that names the setting which ``name`` may mean; empty if none is near."""
     if name in GONE:
         return f". Did you mean {GONE[name]}?"
+    if name == "preset":
+        return f": {NO_PRESET}"
     if name in ELSEWHERE:
         return f": {ELSEWHERE[name]}"
     ours = same_setting(name, known)

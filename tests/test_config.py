@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sampleforge as sf
+from sampleforge.cli.train import parse_config
 from sampleforge.config import (
     ELSEWHERE,
     LARGEST_SEED,
@@ -23,6 +24,7 @@ from sampleforge.config import (
     to_plain,
 )
 from sampleforge.models.config import ModelConfig
+from sampleforge.presets import preset_names, preset_values
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
 
@@ -125,6 +127,24 @@ def test_a_wrong_name_of_a_setting_is_refused_with_the_one_that_may_be_meant(cls
     with pytest.raises(ConfigError) as refusal:
         cls(**{name: 1})
     assert str(refusal.value) == f"{cls.__name__}: unknown setting {name}{end}"
+
+
+def test_a_preset_as_a_setting_is_told_where_it_may_stand() -> None:
+    anyhow: Any = AppoConfig
+    with pytest.raises(ConfigError, match=r"^AppoConfig: unknown setting preset: ") as refusal:
+        anyhow(preset="cartpole")
+    with pytest.raises(ConfigError, match=r"^mine\.yaml: unknown key 'preset': ") as in_file:
+        from_plain(AppoConfig, {"preset": "cartpole"}, "mine.yaml")
+    for text in map(str, (refusal.value, in_file.value)):
+        assert "--preset NAME, which may stand beside --config FILE" in text
+        assert "sampleforge.presets.preset_values(ALGO, NAME)" in text
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_preset_is_a_dict_of_arguments_of_the_config(algo: str) -> None:
+    for name in preset_names(algo)[:4]:
+        given = preset_values(algo, name)
+        assert ALGOS[algo](**given) == parse_config(algo, ["--preset", name])
 
 
 @pytest.mark.parametrize("cls", [sf.SacConfig, sf.ModelConfig])
