@@ -13,6 +13,18 @@ from sampleforge.topologies.config import ALGOS
 GROUP = "sampleforge.algorithms"
 """The entry points of packages that bring algorithms: name = module:ConfigClass."""
 
+OTHER_NAMES = {
+    name: ours
+    for ours, names in {
+        "appo": "ppo a2c a3c impala",
+        "apex": "dqn ddqn rainbow r2d2",
+        "td3": "ddpg",
+        "marwil": "bc",
+    }.items()
+    for name in names.split()
+}
+"""Algorithm of other libraries -> the one here that takes its place."""
+
 
 def algorithm_names() -> list[str]:
     """Return the names of all algorithms: the project's own, and those of installed packages."""
@@ -30,7 +42,8 @@ def config_class(algo: str) -> type[Any]:
         from sampleforge.env.user_code import import_function
 
         return _checked(import_function("algorithm", algo), algo)
-    near = nearest(algo, algorithm_names())
+    ours = OTHER_NAMES.get(algo.lower())
+    near = [ours] if ours else nearest(algo, algorithm_names())
     known = f"There are {', '.join(algorithm_names())}, and your own, as module:ConfigClass."
     hint = f"Did you mean {near[0]}?" if near else known
     raise ConfigError(f"Unknown algorithm {algo or '(missing)'}. {hint}")

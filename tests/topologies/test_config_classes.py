@@ -12,7 +12,12 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.topologies import config_classes
 from sampleforge.topologies.config import ALGOS, AppoConfig, SlotsRunConfig
-from sampleforge.topologies.config_classes import algorithm_names, config_class, names_code
+from sampleforge.topologies.config_classes import (
+    OTHER_NAMES,
+    algorithm_names,
+    config_class,
+    names_code,
+)
 from sampleforge.topologies.registry import pairing
 
 HERE = "tests.topologies.test_config_classes"
@@ -100,3 +105,12 @@ def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
         config_class("apx")
     with pytest.raises(ConfigError, match=r"There are appo.* and your own, as module:ConfigClass"):
         config_class("")
+
+
+def test_names_of_other_libraries_lead_to_algorithms_that_there_are() -> None:
+    assert {*OTHER_NAMES.values()} <= {*ALGOS} and not {*OTHER_NAMES} & {*ALGOS}
+    for name, ours in OTHER_NAMES.items():
+        with pytest.raises(
+            ConfigError, match=rf"^Unknown algorithm {name}\. Did you mean {ours}\?$"
+        ):
+            config_class(name)
