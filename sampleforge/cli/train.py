@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import tyro
@@ -84,23 +85,35 @@ def _run(args: Sequence[str]) -> int:
             raise type(error)(environment_failed(error, config.run_dir)) from error
 
 
-def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
-    """Return the config of a command line of ``verb``. Raises ConfigError, and SystemExit like
+def parse_config(
+    algo: str,
+    args: Sequence[str],
+    verb: str = "train",
+    usual: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Return the config of a command line of ``verb``. ``usual``: the defaults of that verb, where
+    they differ from those of the algorithm. Raises ConfigError, and SystemExit like
     `flags.parse`."""
-    return parse_command(algo, args, verb)[0]
+    return parse_command(algo, args, verb, usual)[0]
 
 
-def parse_command(algo: str, args: Sequence[str], verb: str = "train") -> tuple[Any, str | None]:
+def parse_command(
+    algo: str,
+    args: Sequence[str],
+    verb: str = "train",
+    usual: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Any, str | None]:
     """Return the config of a command line, as `parse_config` does, and the name of its preset, if
     there is one."""
     cls = config_class(algo)
     flags.check_known(cls, args, ALGOS, algo)
     args = flags.with_values(cls, args)
     values = flags.unchecked(cls)
-    defaults = values()
+    defaults = values(**usual)
     parsed = _parse(algo, cls, defaults, args, verb)
     if parsed.preset or parsed.config:
-        defaults = from_plain(values, _layers(algo, values, parsed.preset, parsed.config))
+        layers = _layers(algo, values, parsed.preset, parsed.config)
+        defaults = from_plain(values, {**usual, **layers})
         parsed = _parse(algo, cls, defaults, args, verb)
     config = from_plain(cls, flags.config_values(cls, defaults, parsed), "command line")
     if not config.env:

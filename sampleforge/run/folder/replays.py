@@ -185,8 +185,9 @@ class Replays:
         free = human_bytes(shutil.disk_usage(self._folder).free)
         return (
             f"replay not saved: {problem} ({free} are free). Make room, move the run folder to a "
-            "larger disk, lower --replay-capacity or leave out --save-replay, and run the same "
-            f"command again. The rest of the checkpoint has been saved, with {self._which()}"
+            "larger disk, lower --replay-capacity or leave out --save-replay (a population of runs "
+            "saves without it: give --no-save-replay), and run the same command again. "
+            f"The rest of the checkpoint has been saved, with {self._which()}"
         )
 
     def explain_checkpoint(self, problem: str) -> str:

@@ -77,8 +77,8 @@ def _check_room(plan: ReplayPlan, where: ReplayFolder, size: int) -> None:
         raise ConfigError(
             f"--save-replay needs {human_bytes(size)} for a full replay, and as much again while "
             f"the next one is written, but only {human_bytes(free)} are free in {where.path}; make "
-            f"room, give a --run-dir on a larger disk, or lower --replay-capacity "
-            f"{plan.capacity}"
+            "room, give a --run-dir (or a --folder of the population) on a larger disk, lower "
+            f"--replay-capacity {plan.capacity}, or give --no-save-replay"
         )
 
 

@@ -21,6 +21,7 @@ from sampleforge.config import ConfigError
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Parameter
 from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.tools.jobs.jobs import LaunchFailed, Work
 from sampleforge.tools.jobs.training_job import Outcome, Status, read_outcome, write_outcome
 from sampleforge.tools.pbt.across_runs import Population
@@ -500,3 +501,51 @@ def test_the_command_says_what_has_no_effect(
     words = ("pbt", "--population", "2", "--folder", str(tmp_path), "--pbt-perturb", "vtrace-rho")
     main([*words, *SMALL, "--train-for-env-steps", str(10**9)])
     assert "vtrace_rho has no effect: it is for --advantage vtrace" in capsys.readouterr().out
+
+
+def settings_of_command(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str
+) -> PopulationSettings:
+    """Return the settings of the population that a command would train."""
+    begun: list[Population] = []
+
+    def leave(population: Population, *_: object, **__: object) -> int:
+        begun.append(population)
+        return 0
+
+    monkeypatch.setattr("sampleforge.tools.jobs.loop.run_jobs", leave)
+    main(["pbt", "--population", "2", "--folder", str(folder), "--pbt-start", "0", *words])
+    (population,) = begun
+    return population.settings
+
+
+REPLAY = ("--env", "CartPole-v1", "--train-for-env-steps", "3000")
+
+
+@pytest.mark.parametrize("algo", ["apex", "sac"])
+def test_members_save_their_replay_unless_it_is_turned_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, algo: str
+) -> None:
+    """In a folder of a version in which they saved none, too."""
+    file = tmp_path / "settings.yaml"
+
+    def saves(*more: str) -> bool:
+        settings = settings_of_command(monkeypatch, tmp_path / "p", algo, *REPLAY, *more)
+        return bool(flat_fields(settings.config)["save_replay"])
+
+    file.write_text("save_replay: false\n")
+    assert not saves("--no-save-replay") and not saves("--config", str(file))
+    file.write_text("keep_checkpoints: 3\n")
+    assert saves() and saves("--config", str(file))
+
+
+def test_the_members_of_a_command_go_on_with_their_replay_after_each_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ("--pbt-period", "1000", "apex", "--learning-starts", "200", "--serial", "--quiet")
+    few = ("--num-workers", "1", "--num-envs-per-worker", "8", "--seed", "5")
+    settings = settings_of_command(monkeypatch, tmp_path / "population", *words, *few, *REPLAY)
+    assert run(new_population(tmp_path, JobsAtOnce(limit=1), settings))["finished"] == 2
+    for member in "01":
+        log = (run_folder(tmp_path / "population", member) / "log.txt").read_text()
+        assert log.count("resumed with the replay of") == 2 and "empty replay" not in log
