@@ -33,6 +33,15 @@ from sampleforge.topologies.config import AnyConfig
 Model = ActorCritic | QNetwork
 MAX_ROWS = 64
 """Games that are played at the same time."""
+OF_A_GAME = (
+    "env",
+    "env_kwargs",
+    "max_episode_steps",
+    "action_repeat",
+    "rescale_actions",
+    "clip_observations",
+)
+"""Fields of EnvConfig on which depends how a game goes, and what a policy sees and does in it."""
 
 
 class Player(NamedTuple):
@@ -96,9 +105,9 @@ def play_tournament(
     """Let every pair of policies of the runs play ``episodes`` episodes; return the standings.
 
     The same seed gives the same games. ``alive`` is called after the start of each row and before
-    each step. Raises ConfigError if the runs have different environments or one with a single
-    agent, if there are fewer than two policies, or if a folder names code that ``trust`` does not
-    cover.
+    each step. Raises ConfigError if the runs have different environments or settings of them, or
+    one with a single agent, if there are fewer than two policies, or if a folder names code that
+    ``trust`` does not cover.
     """
     folders = [RunFolder.existing(path.absolute()) for path in run_dirs]
     configs = [trusted_config(folder, trust) for folder in folders]
@@ -139,13 +148,15 @@ def play_tournament(
 
 
 def _check_env(first: RunFolder, expected: AnyConfig, folder: RunFolder, config: AnyConfig) -> None:
-    """Raise ConfigError if two runs were trained on different environments."""
-    for name in ("env", "env_kwargs"):
+    """Raise ConfigError if two runs were trained on different environments, or on other games in
+    one: the rows are made as the first run has them."""
+    for name in OF_A_GAME:
         one, other = getattr(expected, name), getattr(config, name)
         if one != other:
             raise ConfigError(
                 f"{folder.path} was trained with {typed(name, other)}, but {first.path} with "
-                f"{typed(name, one)}: policies can only play each other on one environment"
+                f"{typed(name, one)}: policies can only play each other on one environment, with "
+                "the same settings; leave out one of the runs"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -10,11 +11,14 @@ import torch
 from gymnasium import spaces
 
 from sampleforge.cli import main
+from sampleforge.config import typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.multi_agent import MultiAgentRows
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
 from sampleforge.tools.tournament.games import GamePlayer, Standings, round_robin
 from sampleforge.tools.tournament.tournament import snapshot_names
+from sampleforge.topologies.config import AppoConfig
 
 
 class HighestNumber(MultiAgentRows):
@@ -144,6 +148,33 @@ def test_a_folder_that_is_given_twice_is_refused(tmp_path, capsys):
     (tmp_path / "link").symlink_to(tmp_path / "duel")
     assert main(["tournament", str(tmp_path / "duel"), str(tmp_path / "link")]) == 2
     assert "link is given twice, and would play against itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"max_episode_steps": 3},
+        {"action_repeat": 2},
+        {"rescale_actions": False},
+        {"clip_observations": True},
+        {"env_kwargs": {"points": 3}},
+    ],
+)
+def test_runs_of_other_games_are_refused_in_either_order(tmp_path, capsys, other):
+    """The games would be those of the first folder, and the ratings depend on the order."""
+    plain = AppoConfig(env="PaddleDuel-v0")
+    for name, config in (("a", plain), ("b", dataclasses.replace(plain, **other))):
+        folder = RunFolder(tmp_path / name)
+        folder.create()
+        folder.write_config(config, config)
+        folder.close()
+    paths = [str(tmp_path / name) for name in "ab"]
+    ((name, value),) = other.items()
+    for pair in (paths, paths[::-1]):
+        assert main(["tournament", *pair]) == 2
+        said = capsys.readouterr().err
+        assert typed(name, value) in said and typed(name, getattr(plain, name)) in said
+        assert "policies can only play each other on one environment, with the same" in said
 
 
 def test_snapshots_whose_short_numbers_are_the_same_are_told_apart():
