@@ -82,7 +82,8 @@ class SelfPlay(Callback):
     that it begins with, and sets the probabilities by which actors draw opponents.
 
     The run folder has the weights of the snapshots, and self_play.json with the results. The
-    league's state is part of the checkpoints, so that a resumed run continues with the same pool.
+    league's state is part of the checkpoints, so that a resumed run continues with the same pool;
+    from a checkpoint without one, self-play begins anew.
     A benchmark, which is not resumed, has neither.
     """
 
@@ -104,10 +105,12 @@ class SelfPlay(Callback):
         )
         # Those of earlier checkpoints, until as many newer ones have taken their place.
         self._in_checkpoints.append(frozenset(self._files.numbers))
-        earlier = session.opened.policies[0].earlier.get(STATE)
-        if earlier is not None:
-            self.league.load(earlier)
+        earlier = session.opened.policies[0].earlier
+        if STATE in earlier:
+            self.league.load(earlier[STATE])
             self._fill_pool(session)
+        elif earlier:  # a copy of another run; the checkpoints before it name these files
+            self.league.taken = 1 + max(self._files.numbers, default=-1)
         if not self.league.snapshots:
             self._take(session)
         self._publish()

@@ -18,6 +18,7 @@ from sampleforge.populations import rounds
 from sampleforge.populations.lineage import position
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, Member, MemberChange
 from sampleforge.populations.rules import takes
+from sampleforge.populations.self_play import STATE as SELF_PLAY
 from sampleforge.run.folder.checkpoint import Checkpoint
 from sampleforge.spec import ENV_PREFIX
 from sampleforge.tools.pbt.published import Published
@@ -77,7 +78,7 @@ def changed_checkpoint(
 
     The version is one above both, so that no experience of before counts as current. The donor's
     random generators and episodes are not copied: seeds stay different, and the objective counts
-    only the member's own episodes.
+    only the member's own episodes. Self-play begins anew after a copy.
     """
     published, checkpoint = own
     state, base = checkpoint.state, checkpoint if donor is None else donor[1]
@@ -112,6 +113,8 @@ def changed_checkpoint(
         "eval_env_steps": None,
         "across_runs": {"round": published.round, "events": events},
     }
+    if donor is not None:  # the results are of other weights, the donor's snapshots in its folder
+        changed.pop(SELF_PLAY, None)
     tensors = {name: t for name, t in base.tensors.items() if not name.startswith("rng/")}
     tensors |= {name: t for name, t in checkpoint.tensors.items() if name.startswith("rng/")}
     return Checkpoint(tensors, changed), events

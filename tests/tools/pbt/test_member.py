@@ -98,6 +98,18 @@ def test_a_copy_has_no_episodes_of_the_donor_or_of_before() -> None:
     assert statistics["copies"] == result.state["copies"] == 1, "earlier checkpoints rank below"
 
 
+def test_a_copy_begins_its_self_play_anew() -> None:
+    """The results are those of the weights before; the donor's snapshots are in its own folder."""
+    own, other = checkpoint(1.0), checkpoint(3.0)
+    for each in (own, other):
+        each.state["self_play"] = {"games": 7}
+    mine, rng = (state("0", 1.0), own), np.random.default_rng(0)
+    copy_of, _ = changed_checkpoint(mine, (state("1", 3.0), other), None, rng, AppoConfig())
+    assert copy_of is not None and "self_play" not in copy_of.state
+    perturbed, _ = changed_checkpoint(mine, None, RULES.explore, rng, AppoConfig())
+    assert perturbed is not None and perturbed.state["self_play"] == {"games": 7}
+
+
 def test_the_version_is_above_both() -> None:
     for own, other in ((1.0, 3.0), (3.0, 1.0)):
         result, _ = changed_checkpoint(
@@ -299,6 +311,33 @@ def job_that_will_change(root: Path) -> MemberJob:
     path = root / "published" / "1.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
     return job
+
+
+def test_a_copy_plays_snapshots_of_its_new_weights_and_keeps_those_of_earlier_checkpoints(
+    tmp_path: Path,
+) -> None:
+    """One of those checkpoints is used if the newest is damaged."""
+    pytest.importorskip("openskill")
+    league: dict[str, Any] = {"env": "PaddleDuel-v0", "opponent_pool": 3, "opponent_latest": 0.0}
+    better, job = (
+        MemberJob(
+            *(tmp_path, member),
+            replace(small(tmp_path, AppoConfig, member, int(member)), **league),
+            RULES,
+        )
+        for member in ("1", "0")
+    )
+    assert MemberRun(better).run() == "stopped"
+    path = tmp_path / "published" / "1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "objective": 1e9}))
+    run = run_folder(tmp_path, "0")
+    assert MemberRun(job).run() == "stopped"
+    before = (run / "snapshots" / "0.safetensors").read_bytes()
+    assert "self_play" not in weights(tmp_path, "0").state
+    assert MemberRun(job).run() == "stopped"
+    assert (run / "snapshots" / "0.safetensors").read_bytes() == before
+    begun, *_ = json.loads((run / "self_play.json").read_text())["snapshots"]
+    assert begun["number"] == 1 and begun["env_steps"] >= 1000
 
 
 @pytest.mark.parametrize("killed", ["before", "after"])
