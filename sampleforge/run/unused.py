@@ -305,6 +305,26 @@ RULES: tuple[Rule, ...] = (
         "it is for --benchmark",
     ),
     (
+        "opponent_draw opponent_power opponent_window",
+        lambda run: run.config.opponent_latest == 1,
+        "no snapshot is ever drawn (--opponent-latest 1)",
+    ),
+    (
+        "opponent_draw opponent_power",
+        lambda run: 1 in (run.config.opponent_pool, run.config.opponent_window),
+        "snapshots are drawn from one alone (--opponent-pool 1 or --opponent-window 1)",
+    ),
+    (
+        "opponent_power",
+        lambda run: run.config.opponent_draw != "hard",
+        "it is for --opponent-draw hard",
+    ),
+    (
+        "opponent_window",
+        lambda run: run.config.opponent_window >= run.config.opponent_pool,
+        "--opponent-pool holds no more snapshots; give a larger pool, or a smaller window",
+    ),
+    (
         "checkpoint_interval keep_checkpoints milestone_interval save_replay",
         lambda run: run.config.benchmark or run.config.sampler_only,
         "no checkpoints are written with --benchmark and --sampler-only",

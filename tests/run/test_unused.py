@@ -58,6 +58,11 @@ def annealed(settings: Mapping[str, Any], **schedules: str) -> AppoConfig:
     return AppoConfig(**settings, anneal=schedules, train_for_env_steps=10_000)
 
 
+def duel(**settings: Any) -> AppoConfig:
+    """A run with self-play, by default against three snapshots."""
+    return AppoConfig(env="PaddleDuel-v0", device="cpu", **{"opponent_pool": 3, **settings})
+
+
 def told(config: AnyConfig) -> list[str]:
     """The settings that are named, without the reasons."""
     _, resolved, plan, spec = wired(config)
@@ -201,6 +206,22 @@ def told(config: AnyConfig) -> list[str]:
         (AppoConfig(env=f"{__name__}:Pixels", clip_observations=True), ["--clip-observations"]),
         (AppoConfig(env="Pendulum-v1", clip_observations=True), []),
         (ApexConfig(**CARTPOLE, replay_compression_ratio=3.0), ["--replay-compression-ratio 3.0"]),
+        (
+            duel(opponent_latest=1.0, opponent_draw="hard", opponent_power=9.0, opponent_window=2),
+            ["--opponent-draw hard", "--opponent-power 9.0", "--opponent-window 2"],
+        ),
+        (
+            duel(opponent_power=9.0, opponent_window=50),
+            ["--opponent-power 9.0", "--opponent-window 50"],
+        ),
+        (duel(opponent_window=3), ["--opponent-window 3"]),
+        (duel(opponent_draw="hard", opponent_power=9.0, opponent_window=2), []),
+        (duel(opponent_latest=1.0, opponent_interval=9), []),
+        (duel(opponent_draw="even", opponent_window=1), ["--opponent-draw even"]),
+        (
+            duel(opponent_pool=1, opponent_draw="hard", opponent_power=9.0),
+            ["--opponent-draw hard", "--opponent-power 9.0"],
+        ),
         (annealed(CARTPOLE, vtrace_rho="linear:1:0.1"), ["--anneal vtrace_rho=linear:1:0.1"]),
         (
             annealed(CARTPOLE, lr_target_kl="linear:0.01:0.001"),
