@@ -77,9 +77,8 @@ def rules_of(
                 )
     bounds = ranges("pbt_bounds", flags.pbt_bounds)
     initial = ranges("pbt_initial", flags.pbt_initial)
-    for name, both in {**bounds, **initial}.items():
-        for bound in both if name in pairing(config).algorithm.hyperparameters(config) else ():
-            dataclasses.replace(config, **{name: bound})  # type: ignore[arg-type]
+    _check_taken(config, "--pbt-bounds", bounds)
+    _check_taken(config, "--pbt-initial", initial)
     if unknown := sorted(set(initial) - set(defaults)):
         raise ConfigError(
             f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
@@ -185,6 +184,19 @@ def takes(config: AnyConfig, name: str, value: Value) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _check_taken(config: AnyConfig, flag: str, given: Mapping[str, Bounds]) -> None:
+    """Raise ConfigError for a range given by ``flag`` with an end that no member can have."""
+    for name, both in given.items():
+        for end in both if name in pairing(config).algorithm.hyperparameters(config) else ():
+            try:
+                dataclasses.replace(config, **{name: end})  # type: ignore[arg-type]
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{flag} {_typed_range(name, both)}: no member can have {error}; give another "
+                    "range"
+                ) from error
 
 
 def _check_initial(

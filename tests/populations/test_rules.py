@@ -54,6 +54,19 @@ def test_given_factors_are_those_of_every_hyperparameter(variant: Variant) -> No
     ("settings", "refusal"),
     [
         (
+            {"pbt_bounds": {"learning-rate": "0..1"}},
+            "--pbt-bounds learning-rate=0..1: no member can have --learning-rate 0.0: must be "
+            "above 0; give another range",
+        ),
+        (
+            {"pbt_bounds": {"gamma": "0.5..0.9"}, "pbt_initial": {"gamma": "0.5..1.5"}},
+            "--pbt-initial gamma=0.5..1.5: no member can have --gamma 1.5: must be at least 0 and",
+        ),
+        (
+            {"pbt_bounds": {"gamma": "0.5..1.5"}, "pbt_initial": {"gamma": "0.5..0.9"}},
+            "--pbt-bounds gamma=0.5..1.5: no member can have --gamma 1.5: must be at least 0 and",
+        ),
+        (
             {"pbt_initial": {"gae-lambda": "0.9..1"}},
             "--pbt-initial gae-lambda=0.9..1: 1 - x is drawn log-uniformly, so the upper end must "
             "be below 1",
