@@ -539,6 +539,7 @@ def test_members_save_their_replay_unless_it_is_turned_off(
     assert saves() and saves("--config", str(file))
 
 
+@pytest.mark.long
 def test_the_members_of_a_command_go_on_with_their_replay_after_each_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
