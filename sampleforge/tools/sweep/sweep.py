@@ -4,7 +4,7 @@ Optuna is asked for the settings of each trial and told its result; its storage 
 the sweep's folder, so that the same command resumes a sweep that was killed: it keeps the trials
 that have ended, and goes on with those that had begun from their checkpoints.
 
-    sweep.yaml     the specification, for comparison with that of a resumed sweep
+    sweep.yaml     the file that the sweep began with
     study.db       Optuna's storage
     trials/0007/   the run folder of trial 7
     jobs/          what the jobs printed
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     import optuna
 
 SPEC, _TRIALS, _RESULTS = "sweep.yaml", "trials", "results.json"
+_SPECIFICATION = "specification"
+"""The attribute of the study with what a resumed sweep must have in common with it."""
 MAX_KILLS = 3
 """Times that the job of a trial is started again after it was killed, or was ended in order without
 any progress."""
@@ -70,8 +72,9 @@ class Sweep:
     def __init__(self, spec: SweepSpec, folder: Path, jobs: Jobs) -> None:
         self._spec, self.folder, self._jobs = spec, folder, jobs
         self._distributions = {name: distribution(spec, name) for name in spec.search}
-        self._keep_spec()
-        earlier = len(open_study(folder, direction=spec.method.direction).trials)
+        study = open_study(folder, direction=spec.method.direction)
+        self._keep_spec(study)
+        earlier = len(study.trials)
         self.study = open_study(
             folder,
             direction=spec.method.direction,
@@ -89,13 +92,14 @@ class Sweep:
             if frozen.state.name == "RUNNING":
                 self._take_over(frozen)
 
-    def _keep_spec(self) -> None:
-        """Store the specification, or compare it with that of the sweep which is resumed."""
-        stored = self.folder / SPEC
-        if not stored.is_file():
-            write_atomically(stored, Path(self._spec.source).read_bytes())
-            return
-        before, now = (_plain(spec) for spec in (read_spec(stored), self._spec))
+    def _keep_spec(self, study: optuna.Study) -> None:
+        """Store the specification, or compare it with that of the sweep which is resumed. It is
+        kept in the study, because the file in the folder may have been edited, and be the one that
+        is given."""
+        stored, now = self.folder / SPEC, _plain(self._spec)
+        before = study.user_attrs.get(_SPECIFICATION)
+        if not isinstance(before, Mapping):  # a new sweep, or an earlier version began it
+            before = _plain(read_spec(stored)) if stored.is_file() else now
         if changes := difference(before, now):
             lines = "\n  ".join(changes)
             raise ConfigError(
@@ -103,6 +107,9 @@ class Sweep:
                 "undo the changes to resume it (only the number of trials may change), or give "
                 "another --folder"
             )
+        study.set_user_attr(_SPECIFICATION, now)
+        if not stored.is_file():
+            write_atomically(stored, Path(self._spec.source).read_bytes())
 
     # ---- running ----
 
@@ -378,11 +385,7 @@ class ReportTail:
 
 
 def _plain(spec: SweepSpec) -> dict[str, Any]:
-    """Return what must not change when a sweep is resumed."""
-    method = to_plain(spec.method)
-    del method["trials"]
-    return {
-        **method,
-        "config": dict(spec.shared),
-        "search": {name: to_plain(values) for name, values in spec.search.items()},
-    }
+    """Return what must not change when a sweep is resumed, in values that JSON has."""
+    plain = to_plain(spec)
+    del plain["method"]["trials"]
+    return {**plain["method"], "config": plain["shared"], "search": plain["search"]}

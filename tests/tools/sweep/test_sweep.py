@@ -312,6 +312,32 @@ def test_another_specification_is_refused_but_more_trials_are_not(tmp_path: Path
         new_sweep(tmp_path, FakeJobs(), SPEC.replace("high: 0.99", "high: 0.9"))
 
 
+def test_the_edited_file_of_the_folder_itself_is_compared_with_the_specification(
+    tmp_path: Path,
+) -> None:
+    new_sweep(tmp_path, FakeJobs())
+    folder = tmp_path / "sweep"
+    own = folder / "sweep.yaml"
+    own.write_text(SPEC.replace("1000", "2000").replace("trials: 6", "trials: 8"))
+    with pytest.raises(ConfigError) as refused:
+        Sweep(read_spec(own), folder, FakeJobs())
+    assert "config.train_for_env_steps: 1000 -> 2000" in str(refused.value)
+    assert "trials" not in str(refused.value).partition("\nundo")[0]
+    own.write_text(SPEC.replace("trials: 6", "trials: 8"))
+    assert Sweep(read_spec(own), folder, FakeJobs()).spec.num_trials == 8
+
+
+def test_a_sweep_of_an_earlier_version_is_compared_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.yaml").write_text(SPEC)
+    with pytest.raises(ConfigError, match=r"search.gamma.high: 0.99 -> 0.9"):
+        new_sweep(tmp_path, FakeJobs(), SPEC.replace("high: 0.99", "high: 0.9"))
+    new_sweep(tmp_path, FakeJobs())  # the study has the specification now
+    (tmp_path / "sweep" / "sweep.yaml").write_text(SPEC.replace("high: 0.99", "high: 0.9"))
+    with pytest.raises(ConfigError, match=r"search.gamma.high: 0.99 -> 0.9"):
+        new_sweep(tmp_path, FakeJobs(), SPEC.replace("high: 0.99", "high: 0.9"))
+
+
 def test_a_storage_cannot_add_settings_or_values_to_a_trial(tmp_path: Path) -> None:
     """The folder may come from an unknown source, and ``env`` names code."""
     import optuna
