@@ -59,7 +59,7 @@ any progress."""
 TRIALS_ON_SLURM = 4
 """Trials at a time on Slurm unless the user gives a number: Optuna learns from those before."""
 HOPELESS = 3
-"""Trials that may fail before any has succeeded."""
+"""Jobs of trials that may fail before any has succeeded."""
 LONGEST_ERROR = 500
 """Letters of an error that are kept."""
 
@@ -88,8 +88,11 @@ class Sweep:
         self._closed = False
         self._failed = self._succeeded = 0
         for frozen in self.study.trials:
-            self._count(frozen.state.name)
-            if frozen.state.name == "RUNNING":
+            state = frozen.state.name
+            # A trial that was refused has no run folder: it never ran.
+            self._failed += state == "FAIL" and self._run_dir(frozen.number).is_dir()
+            self._succeeded += state in ("COMPLETE", "PRUNED")
+            if state == "RUNNING":
                 self._take_over(frozen)
 
     def _keep_spec(self, study: optuna.Study) -> None:
@@ -202,7 +205,6 @@ class Sweep:
         if wrong or frozen.params.keys() != self._spec.search.keys():
             # A launcher was killed while it asked, or the storage is not of this sweep.
             self.study.tell(frozen.number, state=trial_state("FAIL"))
-            self._count("FAIL")
             return
         name = self._follow(open_trial(self.study, frozen))
         self._trials[name].step = max(frozen.intermediate_values, default=-1)
@@ -258,7 +260,7 @@ class Sweep:
             self._fail(name, f"no report of the run has {metric}{hint}")
         else:
             self.study.tell(running.trial, running.value)
-            self._count("COMPLETE")
+            self._succeeded += 1
             del self._trials[name]
 
     def _go_on(self, name: str) -> None:
@@ -278,7 +280,7 @@ class Sweep:
 
     def _tell(self, name: str, state: str) -> None:
         self.study.tell(self._trials.pop(name).trial, state=trial_state(state))
-        self._count(state)
+        self._succeeded += state == "PRUNED"
 
     def _refuse(self, name: str, error: str) -> None:
         """Have a trial fail, and keep the last line of its error for the tables."""
@@ -289,14 +291,18 @@ class Sweep:
         self._tell(name, "FAIL")
 
     def _fail(self, name: str, error: str) -> None:
-        """Have a trial fail whose job has run. Raises LaunchFailed if none runs at all."""
+        """Have a trial fail whose job has run. Raises LaunchFailed if none runs at all: none has
+        succeeded, and of those that go on none has the metric or is further than this one."""
+        reached = self._trials[name].fraction
         self._refuse(name, error)
-        if self._failed >= HOPELESS and not self._succeeded:
-            raise LaunchFailed(f"the first {self._failed} trials have all failed; {self.error}")
-
-    def _count(self, state: str) -> None:
-        self._failed += state == "FAIL"
-        self._succeeded += state in ("COMPLETE", "PRUNED")
+        self._failed += 1
+        if self._failed < HOPELESS or self._succeeded:
+            return
+        others = self._trials.values()
+        if not any(each.value is not None or each.fraction > reached for each in others):
+            raise LaunchFailed(
+                f"the first {self._failed} trials to end have all failed; {self.error}"
+            )
 
     def _log_tail(self, name: str) -> str:
         log = self._jobs.log(name)

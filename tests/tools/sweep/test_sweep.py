@@ -235,9 +235,69 @@ def failing(config: Any) -> list[dict[str, Any]]:
 
 def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
     with pytest.raises(
-        LaunchFailed, match=r"first 3 trials have all failed; trial 0002: Traceback"
+        LaunchFailed, match=r"first 3 trials to end have all failed; trial 0002: Traceback"
     ):
         run(new_sweep(tmp_path, TrainingsAtOnce(failing)))
+
+
+class FirstGoesOn(TrainingsAtOnce):
+    """Three jobs at a time, of which that of the first trial ends last of six, with ``reports``;
+    those of the others fail."""
+
+    def __init__(self, reports: list[dict[str, Any]]) -> None:
+        super().__init__(
+            lambda config: reports if config.run_dir.endswith("0000") else failing(config), limit=3
+        )
+
+    def take_ended(self) -> list[str]:
+        first = self._jobs.pop("0000", None)
+        ended = super().take_ended()
+        if first is None:
+            return ended
+        if len(self.started) == 6:
+            return [*ended, "0000"]
+        self._jobs["0000"] = first
+        return ended
+
+
+def test_a_sweep_goes_on_while_a_trial_trains(tmp_path: Path) -> None:
+    report = {"env_steps": 900, "wall_s": 1.0, "return_mean": 5.0}
+    summary = run(new_sweep(tmp_path, FirstGoesOn([report])))
+    assert (summary["complete"], summary["failed"]) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("reports", "failed", "last"),
+    [([{"env_steps": 900, "wall_s": 1.0}], 6, "0000"), ([], 3, "0003")],
+)
+def test_a_trial_without_the_metric_keeps_the_sweep_alive_by_its_reports(
+    tmp_path: Path, reports: list[dict[str, Any]], failed: int, last: str
+) -> None:
+    with pytest.raises(LaunchFailed, match=f"first {failed} trials to end .* trial {last}"):
+        run(new_sweep(tmp_path, FirstGoesOn(reports)))
+
+
+def test_trials_that_are_refused_before_they_run_do_not_end_a_sweep(tmp_path: Path) -> None:
+    text = """
+algo: appo
+trials: 4
+config: {env: CartPole-v1, train_for_env_steps: 1000}
+search: {batch_size: {choices: [128, 256, 512]}, minibatch_size: {choices: [128, 256, 512]}}
+"""
+
+    def in_large_batches(config: Any) -> Any:
+        return towards_100_gamma(config) if config.batch_size == 512 else failing(config)
+
+    first = new_sweep(tmp_path, TrainingsAtOnce(in_large_batches), text)
+    for batch, minibatch in ((128, 256), (128, 512), (256, 512), (128, 128)):
+        first.propose({"batch_size": batch, "minibatch_size": minibatch})
+    assert run(first)["failed"] == 4
+    text = text.replace("trials: 4", "trials: 6")
+    second = new_sweep(tmp_path, TrainingsAtOnce(in_large_batches), text)
+    for batch, minibatch in ((256, 256), (512, 512)):
+        second.propose({"batch_size": batch, "minibatch_size": minibatch})
+    summary = run(second)
+    assert (summary["complete"], summary["failed"]) == (1, 5)
 
 
 def test_a_searched_seed_is_that_of_the_trial(tmp_path: Path) -> None:
