@@ -129,7 +129,8 @@ class SweepSpec:
                 f"{self.source}: search: {name}: a grid needs choices, or low, high and step"
             )
         count = math.floor((values.high - values.low) / step + 1e-9) + 1
-        numbers = [values.low + index * step for index in range(count)]
+        # Rounding may take the last number beyond high: 0.1 + 2 * 0.1 is 0.30000000000000004.
+        numbers = [min(values.low + index * step, values.high) for index in range(count)]
         return [int(number) for number in numbers] if self.is_whole(name) else numbers
 
     def config(self, chosen: Mapping[str, Any], **more: Any) -> AnyConfig:
@@ -159,8 +160,8 @@ class SweepSpec:
         values = self.search.get(name)
         if values is None:
             return False
-        if values.choices is not None:
-            return value in [encoded(choice) for choice in values.choices]
+        if values.choices is not None or self.method.sampler == "grid":
+            return value in self.grid(name)
         assert values.low is not None and values.high is not None
         return isinstance(value, int | float) and values.low <= value <= values.high
 

@@ -199,14 +199,16 @@ class Sweep:
 
     def _take_over(self, frozen: optuna.trial.FrozenTrial) -> None:
         """Go on with a trial that an earlier launcher had begun."""
-        wrong = [
-            name for name, value in frozen.params.items() if not self._spec.allows(name, value)
-        ]
-        if wrong or frozen.params.keys() != self._spec.search.keys():
-            # A launcher was killed while it asked, or the storage is not of this sweep.
-            self.study.tell(frozen.number, state=trial_state("FAIL"))
-            return
+        params = frozen.params
+        wrong = [each for each, value in params.items() if not self._spec.allows(each, value)]
+        missing = sorted(self._spec.search.keys() - params.keys())
         name = self._follow(open_trial(self.study, frozen))
+        if wrong:
+            self._refuse(name, f"{wrong[0]!r} {params[wrong[0]]!r} is not in search of the file")
+            return
+        if missing:
+            self._refuse(name, f"the command was killed before this trial had its {missing[0]}")
+            return
         self._trials[name].step = max(frozen.intermediate_values, default=-1)
         if name in self._jobs.running:
             return

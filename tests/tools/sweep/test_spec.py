@@ -177,6 +177,15 @@ def test_values_that_fit_only_beside_some_of_another_setting_are_taken(tmp_path:
     }
 
 
+def test_a_grid_allows_its_own_points_and_no_others(tmp_path: Path) -> None:
+    """0.1 + 2 * 0.1 is above 0.3 by rounding."""
+    search = "search: {clip_ratio: {low: 0.1, high: 0.3, step: 0.1}}"
+    read = spec(tmp_path, f"algo: appo\nsampler: grid\n{CONFIG}{search}")
+    assert read.grid("clip_ratio") == [0.1, 0.2, 0.3]
+    assert all(read.allows("clip_ratio", value) for value in read.grid("clip_ratio"))
+    assert not read.allows("clip_ratio", 0.15) and not read.allows("clip_ratio", "0.1")
+
+
 def test_values_outside_of_the_ranges_are_not_allowed(tmp_path: Path) -> None:
     search = "search: {gamma: {low: 0.9, high: 0.99}, exploration: {choices: [entropy]}}"
     read = spec(tmp_path, f"algo: appo\n{CONFIG}{search}")

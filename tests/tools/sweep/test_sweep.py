@@ -107,6 +107,21 @@ def test_trials_that_had_begun_are_taken_over(tmp_path: Path) -> None:
     assert [trial.state for trial in second.trials()] == ["complete"] * 6
 
 
+def test_every_point_of_a_grid_is_taken_over(tmp_path: Path) -> None:
+    """0.1 + 2 * 0.1 is above 0.3 by rounding."""
+    text = """
+algo: appo
+sampler: grid
+config: {env: CartPole-v1, train_for_env_steps: 1000}
+search: {clip_ratio: {low: 0.1, high: 0.3, step: 0.1}}
+"""
+    first = new_sweep(tmp_path, FakeJobs(3, ["0000", "0001", "0002"]), text)
+    first.step()
+    second = new_sweep(tmp_path, FakeJobs(3), text)
+    assert run(second)["complete"] == 3
+    assert sorted(trial.params["clip_ratio"] for trial in second.trials()) == [0.1, 0.2, 0.3]
+
+
 @pytest.mark.long
 def test_killed_jobs_start_again_a_few_times(tmp_path: Path) -> None:
     jobs = FakeJobs(killed=["0000"] * 3 + ["0001"] * 4)
@@ -407,9 +422,23 @@ def test_a_storage_cannot_add_settings_or_values_to_a_trial(tmp_path: Path) -> N
     first.study.ask({"env": choices})
     jobs = FakeJobs()
     second = new_sweep(tmp_path, jobs)
-    assert [trial.state for trial in second.trials()] == ["failed"]
+    (failed,) = second.trials()
+    assert failed.state == "failed"
+    assert failed.error == "'env' 'evil:make' is not in search of the file"
+    assert failed.error in "\n".join(news(second.trials(), second.spec, {}))
     second.step()
     assert jobs.started == ["0001"]
+
+
+def test_a_trial_that_was_never_asked_for_whole_says_so(tmp_path: Path) -> None:
+    """The launcher was killed while it asked Optuna for a trial."""
+    import optuna
+
+    first = new_sweep(tmp_path, FakeJobs())
+    first.study.ask({"gamma": optuna.distributions.FloatDistribution(0.5, 0.99)})
+    (failed,) = new_sweep(tmp_path, FakeJobs()).trials()
+    assert failed.state == "failed"
+    assert failed.error == "the command was killed before this trial had its exploration"
 
 
 def test_a_storage_with_other_ranges_is_refused(tmp_path: Path) -> None:
