@@ -227,10 +227,10 @@ def _check(spec: SweepSpec, path: Path) -> None:
         if spec.is_whole(name):
             _check_whole(values, f"{path}: search: {name}")
     ends = {name: _ends(spec, name) for name in spec.search}
-    for name, values_of_it in ends.items():
-        for value in values_of_it:
-            _check_value(spec, name, value, ends)
-    _check_shared(spec.config({name: values_of_it[0] for name, values_of_it in ends.items()}), path)
+    configs = [
+        _config_with(spec, name, value, ends) for name, values in ends.items() for value in values
+    ]
+    _check_shared(configs[0], path)
 
 
 def _check_whole(values: SearchRange, where: str) -> None:
@@ -256,16 +256,17 @@ def _ends(spec: SweepSpec, name: str) -> list[Any]:
     return [int(end) if whole else end for end in (values.low, values.high)]
 
 
-def _check_value(spec: SweepSpec, name: str, value: Any, ends: Mapping[str, list[Any]]) -> None:
-    """Raise ConfigError for an `encoded` value of a setting that no trial can have: neither with
-    the first values of the others, nor with the last ones, nor with their defaults. What is refused
-    only beside some values of others is left to the trials."""
+def _config_with(
+    spec: SweepSpec, name: str, value: Any, ends: Mapping[str, list[Any]]
+) -> AnyConfig:
+    """Return the config of a trial with an `encoded` value of a setting. Raises ConfigError for one
+    that no trial can have: neither with the first values of the others, nor with the last ones, nor
+    with their defaults. What is refused only beside some values of others is left to the trials."""
     others = {other: values for other, values in ends.items() if other != name}
     refusals = []
     for chosen in ({n: v[0] for n, v in others.items()}, {n: v[-1] for n, v in others.items()}, {}):
         try:
-            spec.config({**chosen, name: value})
-            return
+            return spec.config({**chosen, name: value})
         except ConfigError as error:
             refusals.append(str(error))
     reason = refusals[0].removeprefix(f"{spec.source}: ")

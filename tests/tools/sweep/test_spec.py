@@ -168,9 +168,14 @@ def test_settings_with_which_no_trial_trains_by_itself_are_refused(
     assert message in str(refused.value)
 
 
-def test_values_that_fit_only_beside_some_of_another_setting_are_taken(tmp_path: Path) -> None:
-    """A minibatch of 256 does not fit into the first batch, but into the last one."""
-    search = "search: {batch_size: {choices: [128, 256]}, minibatch_size: {choices: [128, 256]}}"
+@pytest.mark.parametrize("sizes", ["[128, 256]", "[256, 128]"])
+def test_values_that_fit_only_beside_some_of_another_setting_are_taken(
+    tmp_path: Path, sizes: str
+) -> None:
+    """A minibatch of 256 does not fit into a batch of 128, but into one of 256."""
+    search = (
+        f"search: {{batch_size: {{choices: [128, 256]}}, minibatch_size: {{choices: {sizes}}}}}"
+    )
     assert spec(tmp_path, f"algo: appo\n{CONFIG}{search}").search.keys() == {
         "batch_size",
         "minibatch_size",
