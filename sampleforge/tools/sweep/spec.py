@@ -227,6 +227,7 @@ def _check(spec: SweepSpec, path: Path) -> None:
         if spec.is_whole(name):
             _check_whole(values, f"{path}: search: {name}")
     ends = {name: _ends(spec, name) for name in spec.search}
+    _check_fault_of_all(spec, ends)
     configs = [
         _config_with(spec, name, value, ends) for name, values in ends.items() for value in values
     ]
@@ -262,11 +263,10 @@ def _config_with(
     """Return the config of a trial with an `encoded` value of a setting. Raises ConfigError for one
     that no trial can have: neither with the first values of the others, nor with the last ones, nor
     with their defaults. What is refused only beside some values of others is left to the trials."""
-    others = {other: values for other, values in ends.items() if other != name}
     refusals = []
-    for chosen in ({n: v[0] for n, v in others.items()}, {n: v[-1] for n, v in others.items()}, {}):
+    for chosen in _beside(name, value, ends):
         try:
-            return spec.config({**chosen, name: value})
+            return spec.config(chosen)
         except ConfigError as error:
             refusals.append(str(error))
     reason = refusals[0].removeprefix(f"{spec.source}: ")
@@ -275,6 +275,37 @@ def _config_with(
         f"{spec.source}: search: {name}: no trial can have {spec.decoded(name, value)} ({reason}); "
         f"{remedy}"
     )
+
+
+def _beside(name: str, value: Any, ends: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the values of trials to try with a value of a setting: the first ones of the others,
+    the last ones, and none."""
+    others = {other: values for other, values in ends.items() if other != name}
+    firsts, lasts = ({n: v[at] for n, v in others.items()} for at in (0, -1))
+    return [{**chosen, name: value} for chosen in (firsts, lasts, {})]
+
+
+def _check_fault_of_all(spec: SweepSpec, ends: Mapping[str, list[Any]]) -> None:
+    """Raise ConfigError for a fault of the settings of all trials: the same without searched values
+    and with each. Settings that fit only beside some of the searched values have none."""
+    tried = (
+        chosen
+        for name, values in ends.items()
+        for value in values
+        for chosen in _beside(name, value, ends)
+    )
+    fault = _refusal(spec, {})
+    if fault is not None and all(_refusal(spec, chosen) == fault for chosen in tried):
+        raise ConfigError(f"{spec.source}: config: {fault.removeprefix(f'{spec.source}: ')}")
+
+
+def _refusal(spec: SweepSpec, chosen: Mapping[str, Any]) -> str | None:
+    """Return why a trial with the ``chosen`` values would be refused, None if it would not."""
+    try:
+        spec.config(chosen)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _check_shared(config: Any, path: Path) -> None:

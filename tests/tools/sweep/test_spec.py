@@ -168,6 +168,35 @@ def test_settings_with_which_no_trial_trains_by_itself_are_refused(
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("gama: 0.9", "config: unknown key 'gama'. Did you mean gamma?"),
+        ("gamma: 1.5", "config: --gamma 1.5"),
+        ("gamma: high", "config: gamma: 'high' must be a number"),
+        ("model: {cor: gru}", "config: model: unknown key 'cor'"),
+    ],
+)
+def test_a_fault_of_all_trials_is_not_one_of_a_searched_setting(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    config = f"config: {{env: CartPole-v1, train_for_env_steps: 1e5, {setting}}}\n"
+    search = "search: {clip_ratio: {low: 0.1, high: 0.3}, model.hidden_sizes: {choices: [[32]]}}"
+    with pytest.raises(ConfigError) as refused:
+        spec(tmp_path, f"algo: appo\n{config}{search}")
+    assert f"sweep.yaml: {message}" in str(refused.value)
+
+
+def test_settings_that_fit_only_beside_searched_values_are_taken(tmp_path: Path) -> None:
+    """--v-min needs the value distribution c51."""
+    config = "config: {env: X, train_for_env_steps: 1e5, v_min: -5}\n"
+    gamma = "gamma: {low: 0.9, high: 0.99}"
+    search = f"search: {{{gamma}, value_distribution: {{choices: [c51]}}}}"
+    assert spec(tmp_path, f"algo: apex\n{config}{search}").shared["v_min"] == -5
+    with pytest.raises(ConfigError, match="config: --v-min -5"):
+        spec(tmp_path, f"algo: apex\n{config}search: {{{gamma}}}")
+
+
 @pytest.mark.parametrize("sizes", ["[128, 256]", "[256, 128]"])
 def test_values_that_fit_only_beside_some_of_another_setting_are_taken(
     tmp_path: Path, sizes: str
