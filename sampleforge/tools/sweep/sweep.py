@@ -223,10 +223,12 @@ class Sweep:
         for report in running.tail.read():
             running.fraction = max(running.fraction, self._spec.fraction(report))
             running.names |= report.keys()
-            value = report.get(metric)
-            if value is None:
+            if metric not in report:
                 continue
-            running.value = float(value)
+            value = report[metric]
+            running.value = None if value is None else float(value)  # null: it was not finite
+            if running.value is None:
+                continue
             last = int(running.fraction * points)
             for point in range(running.step + 1, last + 1):
                 running.trial.report(running.value, point)
@@ -255,6 +257,8 @@ class Sweep:
             self._fail(name, outcome.error or "unknown error")
         elif outcome.status == "stopped":
             self._tell(name, "PRUNED")
+        elif running.value is None and self._spec.method.metric in running.names:
+            self._fail(name, f"its last report has no finite {self._spec.method.metric}")
         elif running.value is None:
             metric = self._spec.method.metric
             near = nearest(metric, running.names, 1)

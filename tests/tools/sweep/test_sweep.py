@@ -380,6 +380,23 @@ def test_a_metric_that_no_report_has_is_named(tmp_path: Path) -> None:
         run(sweep)
 
 
+def test_a_trial_whose_last_metric_is_null_fails(tmp_path: Path) -> None:
+    """A report without the metric, as between two evaluations, leaves the earlier value."""
+    ends: list[dict[str, Any]] = [{"return_mean": None}, {}]
+
+    def returns(config: Any) -> list[dict[str, Any]]:
+        one = {"env_steps": 500, "wall_s": 1.0}
+        return [one | {"return_mean": None}, one | {"return_mean": 7.0}, one | ends.pop(0)]
+
+    text = SPEC.replace("trials: 6", "trials: 2")
+    sweep = new_sweep(tmp_path, TrainingsAtOnce(returns), text)
+    summary = run(sweep)
+    first, second = sweep.trials()
+    assert (first.state, first.error) == ("failed", "its last report has no finite return_mean")
+    assert (second.state, second.value) == ("complete", 7.0)
+    assert summary["best"]["trial"] == 1
+
+
 def test_another_specification_is_refused_but_more_trials_are_not(tmp_path: Path) -> None:
     new_sweep(tmp_path, FakeJobs())
     assert new_sweep(tmp_path, FakeJobs(), SPEC.replace("trials: 6", "trials: 8"))
