@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.sweep import JobsFlags
-from sampleforge.cli.train import config_class, parse_config
+from sampleforge.cli.train import parse_config
 from sampleforge.cli.words import KEY_VALUES, Scalar
 from sampleforge.config import ConfigError, check_range
 from sampleforge.runtime.files import to_json
-from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtRulesConfig, ranges
 
@@ -71,8 +71,7 @@ def run(args: Sequence[str]) -> int:
             f"There is no algorithm ({', '.join(algorithm_names())}) after the flags: {EXAMPLE}"
         )
     # A member resumes from a checkpoint at every change and turn: it would lose its replay.
-    usual = {"save_replay": True} if issubclass(config_class(algo), ReplayRunConfig) else {}
-    config = parse_config(algo, rest, "pbt ...", usual)
+    config = parse_config(algo, rest, "pbt ...", {"save_replay": True})
     from sampleforge.env.user_code import make_cwd_importable
     from sampleforge.tools.jobs.jobs import JobsScreen
     from sampleforge.tools.jobs.loop import launched_in, run_jobs

@@ -92,8 +92,8 @@ def parse_config(
     usual: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Return the config of a command line of ``verb``. ``usual``: the defaults of that verb, where
-    they differ from those of the algorithm. Raises ConfigError, and SystemExit like
-    `flags.parse`."""
+    they differ from those of the algorithm; what the algorithm has not is left out. Raises
+    ConfigError, and SystemExit like `flags.parse`."""
     return parse_command(algo, args, verb, usual)[0]
 
 
@@ -106,6 +106,7 @@ def parse_command(
     """Return the config of a command line, as `parse_config` does, and the name of its preset, if
     there is one."""
     cls = config_class(algo)
+    usual = {name: value for name, value in usual.items() if hasattr(cls, name)}
     flags.check_known(cls, args, ALGOS, algo)
     args = flags.with_values(cls, args)
     values = flags.unchecked(cls)
