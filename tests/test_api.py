@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -94,16 +95,22 @@ def test_a_daemonic_process_is_told_to_train_elsewhere_or_serially(
 
 @pytest.mark.multiprocess(timeout=120)
 def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
-    """As in containers and on clusters; the environment may be an object of it."""
+    """As in containers and on clusters, and the cells of a notebook; the environment and callbacks
+    may be objects of it, with what they need."""
     program = (
-        "import gymnasium as gym\nimport sampleforge as sf\n\n"
+        "import gymnasium as gym\nimport sampleforge as sf\n\nFACTOR = 2\n\n"
+        "def twice(number):\n    return FACTOR * number\n\n"
+        "class Mine(sf.Callback):\n    def on_episode_end(self, episode):\n"
+        "        episode.custom_metrics['twice'] = twice(episode.length)\n\n"
         "sf.train(sf.AppoConfig(env=lambda: gym.make('CartPole-v1'), train_for_env_steps=1000, "
-        "run_dir='run'))\n"
+        "num_workers=1, run_dir='run'), callbacks=[Mine()])\n"
     )
     command = [sys.executable, "-"]
     done = subprocess.run(command, input=program, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["env_steps"] >= 1000
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["custom_twice_mean"] == 2 * last["length_mean"]
 
 
 @pytest.mark.multiprocess(timeout=120)

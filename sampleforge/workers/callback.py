@@ -110,7 +110,8 @@ def numbers(metrics: Mapping[str, Any], place: str) -> dict[str, float]:
 class WorkerCallbacks:
     """The callbacks of one worker: a copy of each of ``callbacks``, which is made when the worker
     first needs it. ``worker``: the worker's number among those of its kind. ``policies``: the ids
-    of the policies that it deals with, by their index. It can be pickled to the worker's process.
+    of the policies that it deals with, by their index. It can be pickled to the worker's process;
+    what is defined in a notebook goes there by value, because no worker can import it.
     """
 
     def __init__(
@@ -121,6 +122,13 @@ class WorkerCallbacks:
         self._originals = tuple(callbacks)
         self._copies: tuple[WorkerCallback, ...] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not is_interactive() or b"__main__" not in bytes(ForkingPickler.dumps(self._originals)):
+            return WorkerCallbacks, (self._originals, self.worker, self.policies)
+        import cloudpickle
+
+        return _by_value, (cloudpickle.dumps(self._originals), self.worker, self.policies)
+
     def hooks(self, hook: str) -> tuple[Hook, ...]:
         """Return the hooks of this name, of the callbacks that override it."""
         if self._copies is None:
@@ -130,6 +138,13 @@ class WorkerCallbacks:
             for callback in self._copies
             if overrides(callback, hook)
         )
+
+
+def _by_value(callbacks: bytes, worker: int, policies: Sequence[str]) -> WorkerCallbacks:
+    """Return the callbacks of a worker that were pickled with their classes."""
+    import cloudpickle
+
+    return WorkerCallbacks(cloudpickle.loads(callbacks), worker, policies)
 
 
 @dataclass(frozen=True)
@@ -172,7 +187,6 @@ def for_workers(
         try:
             copies.append(copy.deepcopy(callback))
             if processes:
-                _check_importable(type(callback))
                 ForkingPickler.dumps(callback)
         except Exception as error:
             raise ConfigError(
@@ -182,9 +196,3 @@ def for_workers(
                 "needs it, or leave it out in __getstate__"
             ) from error
     return tuple(copies)
-
-
-def _check_importable(cls: type[WorkerCallback]) -> None:
-    """Raise ConfigError for a class of an interactive session, which no other process has."""
-    if cls.__module__ == "__main__" and is_interactive():
-        raise ConfigError(f"{cls.__name__} is defined in an interactive session or a notebook")
