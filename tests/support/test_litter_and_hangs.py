@@ -7,6 +7,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -33,15 +34,18 @@ WORKERS = ["-n", "2", "--dist", "worksteal"]
 
 def outcome_of(tmp_path: Path, body: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Runs pytest with our conftest on one file; ``more``: further options. What it has printed is
-    shown if the test's own limit ends it."""
+    shown if the test's own limit ends it; what a worker that is killed leaves in the directory for
+    temporary files goes."""
     file = tmp_path / "test_subject.py"
     file.write_text(f"{HEADER}\n{body}\n")
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", *more, str(file)]
     printed = tmp_path / "printed.txt"
+    scratch = tempfile.TemporaryDirectory(prefix="inner-", ignore_cleanup_errors=True)
     try:
-        with printed.open("w") as out:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT)
+        with scratch as temporary, printed.open("w") as out:
+            env = {**os.environ, "TMPDIR": temporary}
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env)
     except BaseException:
         print(printed.read_text())
         raise
