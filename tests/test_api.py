@@ -101,7 +101,7 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
         "import gymnasium as gym\nimport sampleforge as sf\n\nFACTOR = 2\n\n"
         "def twice(number):\n    return FACTOR * number\n\n"
         "class Mine(sf.Callback):\n    def on_episode_end(self, episode):\n"
-        "        episode.custom_metrics['twice'] = twice(episode.length)\n\n"
+        "        episode.custom_metrics['twice'] = twice(21)\n\n"
         "sf.train(sf.AppoConfig(env=lambda: gym.make('CartPole-v1'), train_for_env_steps=1000, "
         "num_workers=1, run_dir='run'), callbacks=[Mine()])\n"
     )
@@ -109,8 +109,8 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
     done = subprocess.run(command, input=program, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["env_steps"] >= 1000
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["custom_twice_mean"] == 2 * last["length_mean"]
+    reports = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert {row["custom_twice_mean"] for row in reports if "custom_twice_mean" in row} == {42.0}
 
 
 @pytest.mark.multiprocess(timeout=120)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime import by_value
 
 PREFIX = "object:"
 """The beginning of the name of an object; what follows is for the eye."""
@@ -36,15 +37,14 @@ class GivenEnv(str):
     def factory(self) -> Callable[..., Any] | None:
         """Return the factory, for `sampleforge.env.registry.resolve`; None if the text is an id,
         which then is registered. An instance is copied for each row."""
-        import cloudpickle
         import gymnasium as gym
 
-        given = cloudpickle.loads(self.pickled)
+        given = by_value.loads(self.pickled)
         if isinstance(given, gym.envs.registration.EnvSpec):
             gym.registry.setdefault(given.id, given)
             return None
         if is_instance(given):
-            return lambda: cloudpickle.loads(self.pickled)
+            return lambda: by_value.loads(self.pickled)
         factory: Callable[..., Any] = given
         return factory
 
@@ -129,14 +129,11 @@ def _of_rows(envs: Any) -> Callable[..., Any]:
 
 
 def _pickled(env: Any) -> bytes:
-    import cloudpickle
-
     try:
-        pickled: bytes = cloudpickle.dumps(env)
+        return by_value.dumps(env)
     except Exception as error:
         what = "give a function that makes it" if is_instance(env) else "make that inside it"
         raise ConfigError(
             f"the environment {_label(env)} cannot be sent to the workers of a run, because it "
             f"holds what cannot be pickled ({error!r}): {what}"
         ) from error
-    return pickled

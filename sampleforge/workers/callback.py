@@ -13,6 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime import by_value
 from sampleforge.runtime.processes import is_interactive
 
 if TYPE_CHECKING:
@@ -125,9 +126,7 @@ class WorkerCallbacks:
     def __reduce__(self) -> tuple[Any, ...]:
         if not is_interactive() or b"__main__" not in bytes(ForkingPickler.dumps(self._originals)):
             return WorkerCallbacks, (self._originals, self.worker, self.policies)
-        import cloudpickle
-
-        return _by_value, (cloudpickle.dumps(self._originals), self.worker, self.policies)
+        return _by_value, (by_value.dumps(self._originals), self.worker, self.policies)
 
     def hooks(self, hook: str) -> tuple[Hook, ...]:
         """Return the hooks of this name, of the callbacks that override it."""
@@ -142,9 +141,7 @@ class WorkerCallbacks:
 
 def _by_value(callbacks: bytes, worker: int, policies: Sequence[str]) -> WorkerCallbacks:
     """Return the callbacks of a worker that were pickled with their classes."""
-    import cloudpickle
-
-    return WorkerCallbacks(cloudpickle.loads(callbacks), worker, policies)
+    return WorkerCallbacks(by_value.loads(callbacks), worker, policies)
 
 
 @dataclass(frozen=True)
