@@ -103,7 +103,7 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
         "class Mine(sf.Callback):\n    def on_episode_end(self, episode):\n"
         "        episode.custom_metrics['twice'] = twice(21)\n\n"
         "sf.train(sf.AppoConfig(env=lambda: gym.make('CartPole-v1'), train_for_env_steps=1000, "
-        "num_workers=1, run_dir='run'), callbacks=[Mine()])\n"
+        "num_workers=1, num_envs_per_worker=2, run_dir='run'), callbacks=[Mine()])\n"
     )
     command = [sys.executable, "-"]
     done = subprocess.run(command, input=program, cwd=tmp_path, capture_output=True, text=True)
