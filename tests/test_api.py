@@ -113,20 +113,73 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
     assert {row["custom_twice_mean"] for row in reports if "custom_twice_mean" in row} == {42.0}
 
 
-@pytest.mark.multiprocess(timeout=120)
-def test_code_of_an_interactive_session_is_refused_before_workers_look_for_it(
-    tmp_path: Path,
-) -> None:
-    program = (
-        "import sampleforge as sf, torch\n\nclass Mine(torch.nn.Module): ...\n\n"
-        "sf.train(sf.AppoConfig(env='CartPole-v1', model=sf.ModelConfig(encoder='__main__:Mine')))"
-    )
+NOTEBOOK = """
+import contextlib, dataclasses, functools, multiprocessing, threading
+from dataclasses import dataclass
+from typing import ClassVar
+import sampleforge as sf, torch
+from sampleforge.algorithms.ppo.algorithm import PPO
+from sampleforge.topologies.pairings.ppo_defaults import APPO
+
+SIZE, LOCK = 24, contextlib.nullcontext()
+
+def layers(size):
+    return torch.nn.Sequential(torch.nn.Linear(size, SIZE), torch.nn.Tanh())
+
+class Mine(torch.nn.Module):
+    def __init__(self, observations, config):
+        super().__init__()
+        self.net, self.out_features = layers(observations["obs"].shape[0]), SIZE
+
+    def forward(self, obs):
+        with LOCK:
+            return self.net(obs["obs"])
+
+@dataclass(frozen=True)
+class MyConfig(sf.AppoConfig):
+    algo: ClassVar[str] = "__main__:MyConfig"
+    pairing: ClassVar[str] = "__main__:MINE"
+
+def new_learner(config, network, place):
+    assert isinstance(network.actor.encoder, Mine) and type(config) is MyConfig
+    if multiprocessing.parent_process():
+        print("a learner of the cell", flush=True)
+    return PPO.new_learner(config, network, place)
+
+MINE = dataclasses.replace(APPO, algorithm=dataclasses.replace(PPO, new_learner=new_learner))
+
+def rate(progress):
+    return 1e-3 * (1 - progress)
+
+train = functools.partial(sf.train, MyConfig(
+    env="CartPole-v1", train_for_env_steps=1000, num_workers=1, run_dir="run", quiet=True,
+    anneal={"learning_rate": "__main__:rate"}, model=sf.ModelConfig(encoder="__main__:Mine"),
+))
+"""
+
+
+def cell(folder: Path, then: str) -> subprocess.CompletedProcess[str]:
+    """Run a notebook's first cell, and another one."""
     command = [sys.executable, "-"]
-    done = subprocess.run(command, input=program, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "ConfigError: --model.encoder __main__:Mine: it is defined in an interactive" in (
-        done.stderr
+    return subprocess.run(
+        command, input=NOTEBOOK + then, cwd=folder, capture_output=True, text=True
     )
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_networks_losses_and_schedules_of_a_notebook_reach_the_workers(tmp_path: Path) -> None:
+    policy = "sf.load_policy('run', trust=True)"
+    done = cell(tmp_path, f"train(); print(type({policy}.model.actor.encoder) is Mine)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["a learner of the cell", "True"]
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_what_of_a_notebook_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    done = cell(tmp_path, "LOCK = threading.Lock()\ntrain()")
+    assert done.returncode == 1
+    assert "ConfigError: Mine, MyConfig, new_learner, rate: defined in an inter" in done.stderr
+    assert "cannot pickle '_thread.lock' object" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

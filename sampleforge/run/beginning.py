@@ -14,6 +14,7 @@ from sampleforge.env.user_code import make_cwd_importable
 from sampleforge.models.encoder_registry import resolve_encoder
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.initial import CRITICS
+from sampleforge.runtime.by_value import definitions
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import AgentGroup, other_agent_groups
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
@@ -29,7 +30,7 @@ from sampleforge.topologies.starts import (
     frozen_starts,
     seed_of_policy,
 )
-from sampleforge.workers.callback import NO_HOOKS, RunHooks, for_workers
+from sampleforge.workers.callback import RunHooks, for_workers
 from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
@@ -103,15 +104,13 @@ class RunPlan:
         start: ResumePoint,
         policies: Sequence[PolicyStart],
         frozen: Sequence[FrozenStart] = (),
-        hooks: RunHooks = NO_HOOKS,
+        hooks: RunHooks | None = None,
     ) -> Graph:
         """Return the graph of a run that begins at ``start``."""
-        given = {"frozen": frozen, "others": self.agents[1:]}
+        given = {"frozen": frozen, "others": self.agents[1:], "hooks": hooks}
         more: dict[str, Any] = {name: value for name, value in given.items() if value}
         spec = self.agents[0].spec
-        return self.pairing.wire(
-            self.config, self.sizes, spec, start, policies, hooks=hooks, **more
-        )
+        return self.pairing.wire(self.config, self.sizes, spec, start, policies, **more)
 
 
 def plan_run(
@@ -186,7 +185,10 @@ def wire_session(session: Session, callbacks: Sequence[Callback], *, processes: 
         session.tasks.training,
         session.tasks.evaluation,
     )
-    return session.run_plan.wire(start, policy_starts(session), frozen, hooks)
+    plan = session.run_plan
+    sent = session.config, plan.pairing.algorithm, hooks.callbacks
+    session.definitions = definitions(*sent) if processes else None
+    return plan.wire(start, policy_starts(session), frozen, hooks)
 
 
 def policy_starts(session: Session) -> list[PolicyStart]:

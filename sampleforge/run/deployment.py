@@ -98,6 +98,7 @@ def runner_context(session: Session) -> RunnerContext:
         session.config.env_timeout,
         session.folder.scratch,
         session.has_own_code,
+        session.definitions,
         alert=session.restarted,
         note=session.note,
         is_interrupted=session.is_interrupted,

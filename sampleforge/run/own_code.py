@@ -1,5 +1,5 @@
-"""Whether code of the user's own takes part in a run or in a game, whether workers can import it,
-and the working directory of its processes: the caller's where it does."""
+"""Whether code of the user's own takes part in a run or in a game, and the working directory of its
+processes: the caller's where it does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sampleforge.algorithms.annealing import annealings
-from sampleforge.config import ConfigError, typed
 from sampleforge.env.user_code import keeps_directory, make_cwd_importable, scratch_directory
-from sampleforge.run.folder.trust import IMPORTABLE, imports_code, naming_code
-from sampleforge.runtime.processes import is_interactive
+from sampleforge.run.folder.trust import IMPORTABLE, imports_code
 
 
 @contextmanager
@@ -25,18 +23,6 @@ def playing_directory(*configs: Any) -> Iterator[None]:
     else:
         with scratch_directory(cwd_importable=False):
             yield
-
-
-def check_importable(config: Any) -> None:
-    """Raise ConfigError for code that a config names as a part of an interactive session or a
-    notebook, which no worker can import."""
-    for name, value in naming_code(config, IMPORTABLE).items() if is_interactive() else ():
-        if isinstance(value, str) and value.startswith("__main__:"):
-            raise ConfigError(
-                f"{typed(name, value)}: it is defined in an interactive session or a notebook, "
-                "which no worker can import; put it into a module, or train in this process alone "
-                "(--serial)"
-            )
 
 
 def has_own_code(config: Any, callbacks: Iterable[object] = ()) -> bool:

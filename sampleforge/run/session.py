@@ -25,6 +25,7 @@ from sampleforge.topologies.policy_roles import roles_of_policies
 
 if TYPE_CHECKING:
     from sampleforge.runners.base import Runner
+    from sampleforge.runtime.by_value import Definitions
     from sampleforge.topologies.graph import Graph, PolicyGroup
     from sampleforge.workers.learner_change import LearnerChange
 
@@ -59,6 +60,9 @@ class Session:
     schedule: UntilWired[tuple[LearnerChange, ...] | None] = UntilWired(None)
     """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
     learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
+
+    definitions: Definitions | None
+    """What the workers have of the main module, if they cannot import it."""
 
     check_stop: Callable[[Any], None]
     """Raises ConfigError for a `StopCondition` whose metric no report of an open session can have.
@@ -115,10 +119,7 @@ class Session:
     def _open(self) -> None:
         self.spec = self._deployment.try_environment(self.asked)
         from sampleforge.run.opening import open_run, with_code
-        from sampleforge.run.own_code import check_importable
 
-        if not self._deployment.has_workers_here:
-            check_importable(self.asked)
         self.asked = with_code(self.asked)
         self.opened = open_run(
             self.asked, self.spec, self.roles, self._resources, self._ending.is_early

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from sampleforge.runtime.by_value import Definitions
 from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event
 from sampleforge.topologies.graph import Node
@@ -67,7 +68,8 @@ class RunnerContext:
     """What a runner is given beside its graph. ``env_timeout``: seconds that a worker may spend in
     one step before it counts as hung; ``scratch``: the absolute path of the folder for the working
     directories of their processes (None: a temporary one), unless the run ``keeps_directory``: then
-    they stay in the driver's. ``alert`` is told of restarts, ``note`` of what is for the log alone.
+    they stay in the driver's. ``definitions``: what they have of the main module, if they cannot
+    import it. ``alert`` is told of restarts, ``note`` of what is for the log alone.
 
     ``is_interrupted()``: the run is about to end by a signal, which may have ended what the
     environments run on, and workers by that: those that no checkpoint needs are neither restarted
@@ -77,6 +79,7 @@ class RunnerContext:
     env_timeout: float
     scratch: Path | None = None
     keeps_directory: bool = False
+    definitions: Definitions | None = None
     alert: Callable[[str], None] = ignore
     note: Callable[[str], None] = ignore
     is_interrupted: Callable[[], bool] = lambda: False

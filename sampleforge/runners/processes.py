@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
 from typing import Any
@@ -48,24 +47,24 @@ class WorkerProcess:
         self,
         node: Node,
         stop: StopFlag,
-        directories: tuple[Path, bool],
+        context: RunnerContext,
         events: EventSender,
         life: int,
     ) -> None:
         self.node = node
         self.events = events
         self.life = life
-        scratch, keeps_directory = directories
         processes = process_context()
         self._channel, theirs = processes.Pipe()
         self._process = processes.Process(  # type: ignore[attr-defined]
             target=run_worker,
             args=(
+                context.definitions,
                 node.worker,
                 stop,
                 node.placement,
-                scratch,
-                keeps_directory,
+                context.scratch,
+                context.keeps_directory,
                 WorkerEnd(theirs),
                 events,
                 life,
@@ -240,7 +239,7 @@ class ProcessRunner:
         assert context.scratch is not None
         self._graph = graph
         self._nodes = graph.nodes if nodes is None else nodes
-        self._directories = context.scratch, context.keeps_directory
+        self._context = context
         self._step_timeout = context.env_timeout
         self._alert = context.alert
         self._note = context.note
@@ -271,7 +270,7 @@ class ProcessRunner:
     def _begin_life(self, node: Node, life: int) -> None:
         events = self._events.new_sender(node.name)
         stop = self._graph.stop
-        self._lives[node.name] = WorkerProcess(node, stop, self._directories, events, life)
+        self._lives[node.name] = WorkerProcess(node, stop, self._context, events, life)
         self._watch.add(self._lives[node.name])
 
     def pids(self) -> dict[str, int]:

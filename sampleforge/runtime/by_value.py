@@ -7,15 +7,29 @@ the program that started the workers makes what `loads` is given.
 
 from __future__ import annotations
 
+import io
+import re
+import sys
+from dataclasses import MISSING
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+from sampleforge.config import ConfigError
+from sampleforge.runtime.processes import is_interactive
 
 
 def dumps(value: Any) -> bytes:
     """Return ``value`` as bytes, with the classes and functions that no worker could import."""
     import cloudpickle
 
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            # The mark for "no default" of a dataclass's fields is told by its identity.
+            return "MISSING" if value is MISSING else super().reducer_override(value)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def loads(pickled: bytes) -> Any:
@@ -23,3 +37,65 @@ def loads(pickled: bytes) -> Any:
     import cloudpickle
 
     return cloudpickle.loads(pickled)
+
+
+class Definitions:
+    """The classes, functions and other objects of an interactive session or a notebook that
+    ``values`` refer to, or name in a text as ``__main__:NAME``: as they are now, with what they
+    use.
+
+    A worker that is sent this object first finds them in its own main module. Raises ConfigError
+    for what cannot be sent.
+    """
+
+    def __init__(self, values: Any) -> None:
+        main, found, new = vars(sys.modules["__main__"]), dict[str, Any](), values
+        try:
+            while new:
+                names = _names(new) & main.keys() - found.keys()
+                new = {name: main[name] for name in sorted(names)}
+                found |= new
+            self._pickled = dumps(found)
+        except Exception as error:
+            raise ConfigError(
+                f"{', '.join(found)}: defined in an interactive session or a notebook, so that the "
+                f"workers get a copy of it, with what it uses, but that is not possible: {error!r}."
+                " Make what cannot be pickled inside it, put it into a module, or train in this "
+                "process alone (--serial)"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _define, (self._pickled,)
+
+
+def definitions(*values: Any) -> Definitions | None:
+    """Return the `Definitions` of values that are sent to workers, None if the main module is a
+    script, which workers import."""
+    return Definitions(values) if is_interactive() else None
+
+
+class _Pickler(ForkingPickler):
+    """Collects in ``names`` what of the main module a pickle refers to."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.names: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__qualname__"):
+            self.names.add(value.__qualname__.partition(".")[0])
+        return NotImplemented
+
+
+def _names(value: Any) -> set[str]:
+    """Return the names in the main module that a pickle of ``value`` refers to or has in a text."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    return pickler.names | {
+        name.decode() for name in re.findall(rb"__main__:(\w+)", file.getvalue())
+    }
+
+
+def _define(pickled: bytes) -> None:
+    vars(sys.modules["__main__"]).update(loads(pickled))

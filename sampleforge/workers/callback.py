@@ -13,8 +13,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime import by_value
-from sampleforge.runtime.processes import is_interactive
 
 if TYPE_CHECKING:
     from sampleforge.shared.newest import TaskBoard
@@ -111,8 +109,7 @@ def numbers(metrics: Mapping[str, Any], place: str) -> dict[str, float]:
 class WorkerCallbacks:
     """The callbacks of one worker: a copy of each of ``callbacks``, which is made when the worker
     first needs it. ``worker``: the worker's number among those of its kind. ``policies``: the ids
-    of the policies that it deals with, by their index. It can be pickled to the worker's process;
-    what is defined in a notebook goes there by value, because no worker can import it.
+    of the policies that it deals with, by their index. It can be pickled to the worker's process.
     """
 
     def __init__(
@@ -123,11 +120,6 @@ class WorkerCallbacks:
         self._originals = tuple(callbacks)
         self._copies: tuple[WorkerCallback, ...] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not is_interactive() or b"__main__" not in bytes(ForkingPickler.dumps(self._originals)):
-            return WorkerCallbacks, (self._originals, self.worker, self.policies)
-        return _by_value, (by_value.dumps(self._originals), self.worker, self.policies)
-
     def hooks(self, hook: str) -> tuple[Hook, ...]:
         """Return the hooks of this name, of the callbacks that override it."""
         if self._copies is None:
@@ -137,11 +129,6 @@ class WorkerCallbacks:
             for callback in self._copies
             if overrides(callback, hook)
         )
-
-
-def _by_value(callbacks: bytes, worker: int, policies: Sequence[str]) -> WorkerCallbacks:
-    """Return the callbacks of a worker that were pickled with their classes."""
-    return WorkerCallbacks(by_value.loads(callbacks), worker, policies)
 
 
 @dataclass(frozen=True)

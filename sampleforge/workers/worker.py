@@ -30,6 +30,7 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.env.env_code import as_error, begin_process
 from sampleforge.env.user_code import scratch_directory
+from sampleforge.runtime.by_value import Definitions
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
 from sampleforge.shared.arrays import SharedArrays
@@ -195,6 +196,7 @@ in words."""
 
 
 def run_worker(
+    definitions: Definitions | None,
     worker: Worker,
     stop: StopFlag,
     placement: Placement,
@@ -205,7 +207,8 @@ def run_worker(
     life: int,
 ) -> None:
     """Run a worker in a child process; this is its main function. What it fails with is sent to the
-    driver through ``channel``, log lines through ``events``. ``scratch``: the absolute path of the
+    driver through ``channel``, log lines through ``events``. ``definitions`` come first, because
+    ``worker`` cannot be unpickled without them. ``scratch``: the absolute path of the
     folder for its working directory, into which simulators write files, unless it
     ``keeps_directory``, the driver's."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
