@@ -14,6 +14,7 @@ import math
 import numbers
 import os
 import shlex
+import sys
 import textwrap
 import types
 import typing
@@ -356,10 +357,24 @@ NAMING_CODE = {
 """Settings that may name code of the user's own."""
 
 
+def _name_of_code(code: Any) -> str | None:
+    """Return module:name of a class or function at the top of a module, or of the script itself,
+    by which others find it. None: it is none."""
+    module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", "")
+    if not name.isidentifier() or getattr(sys.modules.get(module or ""), name, None) is not code:
+        return None
+    return f"{'__main__' if module == '__mp_main__' else module}:{name}"
+
+
 def _instead_of_function(name: str) -> str:
-    """Return what to do with a function that was given as a setting; empty if it is of no use."""
+    """Return what to do with an object that was given as a setting; empty if it is of no use."""
+    if name == "callbacks":
+        return "; a callback's object is given to sf.train or Trainer, its class to a config"
     if name in NAMING_CODE:
-        return "; give its name, package.module:name (of the script itself __main__:name)"
+        return (
+            ", or a class or function at the top of a module, of the script or of a notebook's "
+            "cell, which others find by its name"
+        )
     if name == "stop":
         return (
             ', such as "return_mean>=475"; a function of a report is given to '
@@ -371,7 +386,7 @@ def _instead_of_function(name: str) -> str:
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """Return ``value`` converted to the annotated type. Raises ConfigError, which names ``where``,
     if it does not fit."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args, name = typing.get_origin(hint), typing.get_args(hint), where.rpartition(": ")[2]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
@@ -405,9 +420,11 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return whole
     elif hint is str and isinstance(value, str | os.PathLike):
         return os.fspath(value)
+    elif hint is str and name in NAMING_CODE and (code := _name_of_code(value)):
+        return code
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    instead = _instead_of_function(where.rpartition(": ")[2]) if callable(value) else ""
+    instead = _instead_of_function(name) if callable(value) or name == "callbacks" else ""
     raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}{instead}")
 
 

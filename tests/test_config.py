@@ -214,10 +214,34 @@ def test_only_near_names_are_suggested() -> None:
     assert nearest("breakout", ["ALE/Breakout-v5", "ALE/Pong-v5"]) == ["ALE/Breakout-v5"], "a part"
 
 
-def test_a_function_in_the_place_of_its_name_is_told_where_a_name_may_stand() -> None:
-    function: Any = len
-    with pytest.raises(ConfigError, match=r"must be a text or empty; give its name, .*__main__:n"):
+class Named(sf.Callback):  # type: ignore[misc]
+    """A class at the top of a module."""
+
+
+def test_classes_and_functions_stand_for_their_names() -> None:
+    objects: dict[str, Any] = {
+        "callbacks": [Named],
+        "evaluate_function": nearest,
+        "evaluate_interval": 9,
+        "train_for_env_steps": 9,
+        "anneal": {"learning_rate": nearest},
+        "model": {"encoder": Named, "head": Named},
+    }
+    config = AppoConfig(**objects)
+    named, function = f"{__name__}:Named", "sampleforge.config:nearest"
+    assert config.callbacks == (named,)
+    assert (config.model.encoder, config.model.head) == (named, named)
+    assert (config.evaluate_function, config.anneal) == (function, {"learning_rate": function})
+    assert from_plain(AppoConfig, to_plain(config), "config.yaml") == config
+
+
+def test_a_function_without_a_name_is_told_where_it_may_stand() -> None:
+    function: Any = lambda: None  # noqa: E731
+    with pytest.raises(ConfigError, match="must be a text or empty, or a class or function at the"):
         AppoConfig(evaluate_function=function)
+    given: Any = [Named()]
+    with pytest.raises(ConfigError, match="a callback's object is given to"):
+        AppoConfig(callbacks=given)
     with pytest.raises(ConfigError, match=r"must be a number or empty$"):
         AppoConfig(learning_rate=function)
     with pytest.raises(ConfigError, match=r"must be a text or empty$"):
