@@ -189,8 +189,10 @@ def to_slots(space: gym.Space[Any], spec: ArraySpec, *, clip: bool = False) -> C
     bounds of a Box are cut off."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if clip and isinstance(space, spaces.Box):
-        low, high = (torch.as_tensor(bound).to(dtype) for bound in (space.low, space.high))
-        return lambda x: torch.minimum(torch.maximum(x.to(dtype), low), high)
+        # torch and onnxruntime do not compare integers of every size.
+        wide = dtype if dtype.is_floating_point else torch.int64
+        low, high = (torch.as_tensor(bound).to(wide) for bound in (space.low, space.high))
+        return lambda x: torch.minimum(torch.maximum(x.to(wide), low), high).to(dtype)
     start = offset(space)
     if start is None:
         return lambda x: x.to(dtype)

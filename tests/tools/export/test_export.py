@@ -149,6 +149,21 @@ def test_observations_beyond_their_bounds_are_cut_off_as_in_the_training() -> No
     assert max_error(policy, lambda x: outputs_of(policy, x)) <= PARITY
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("format", ["torch", "onnx"])
+def test_whole_numbers_of_every_size_are_cut_off(format: Format, tmp_path: Path) -> None:
+    names = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+    every = {name: spaces.Box(1, 99, (2,), getattr(np, name)) for name in names}
+    plain = policy_of(exports.Case(spaces.Dict(every), spaces.Discrete(3)))
+    policy = LoadedPolicy(plain.model, plain.spec, clip_observations=True)
+    metadata = export_policy(policy, tmp_path / f"policy{SUFFIX[format]}")
+    assert metadata["max_error"] <= PARITY
+    far = {f"obs.{name}": np.array([[0, 120]], name) for name in names}
+    near = {name: column.clip(1, 99) for name, column in far.items()}
+    cut, whole = (outputs_of(policy, inputs)["logits"] for inputs in (far, near))
+    assert np.array_equal(cut, whole)
+
+
 def outputs_of(policy: LoadedPolicy, inputs: dict[str, Any]) -> dict[str, Any]:
     with torch.inference_mode():
         given = {name: torch.from_numpy(column) for name, column in inputs.items()}
