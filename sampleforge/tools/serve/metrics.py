@@ -46,6 +46,8 @@ LAST = 5
 """Last reports whose metrics are known without reading the whole file."""
 SAMPLED = 200
 """Reports that a curve consists of until the whole file has been read."""
+_EVALUATED = b'eval_env_steps": '
+"""The end of the name of a metric that every evaluation has, whatever else it reports."""
 
 
 @dataclass
@@ -195,13 +197,16 @@ class MetricsFile:
         return offset >= self._end
 
     def _know_evaluations(self, data: bytes) -> None:
-        """Take the names of a report with an evaluation, which the last reports need not have."""
-        at = data.find(b'eval_return_mean": ')
-        if at < 0 or any("eval_return_mean" in name for name in self.names):
-            return
-        line = data[data.rfind(b"\n", 0, at) + 1 : data.find(b"\n", at)]
-        if (report := parse_report(line)) is not None:
-            self._know(report)
+        """Take the names of reports with an evaluation, which the last reports need not have: of
+        each policy the first one's."""
+        at = -1
+        while (at := data.find(_EVALUATED, at + 1)) >= 0:
+            name = data[data.rfind(b'"', 0, at) + 1 : at + len(_EVALUATED) - 3]
+            if name.decode("ascii", "replace") in self.names:
+                continue
+            line = data[data.rfind(b"\n", 0, at) + 1 : data.find(b"\n", at)]
+            if (report := parse_report(line)) is not None:
+                self._know(report)
 
     def _lines(self, handle: int) -> Iterable[bytes]:
         """Yield about `SAMPLED` lines, the first and the last among them."""

@@ -241,6 +241,38 @@ def test_what_only_policies_have_is_their_mean(root: Path) -> None:
         assert "entropy" in ask_json(server, "/api/runs")["metrics"]
 
 
+def evaluated_by_turns(folder: Path, reports: int = 12) -> Path:
+    """A run of two policies that are evaluated one after the other: the weights of ``one`` were
+    copied 100 env steps before its report, those of ``two`` 200 before."""
+    run = write_run(folder, 0)
+    with (run / "metrics.jsonl").open("w") as out:
+        for index in range(reports):
+            own: dict[str, dict[str, float]] = {"one": {}, "two": {}}
+            if index in (2, 4):
+                own["one"] = {"eval_env_steps": 100.0 * index, "eval_return_mean": 10.0 * index}
+            if index in (3, 5):
+                own["two"] = {"eval_env_steps": 100.0 * index - 100, "eval_return_mean": 0.0}
+            out.write(line(index, **of_policies(**own)))
+    return run
+
+
+def asked(server: Server, metric: str, run: str, x: str = "env_steps") -> dict:
+    path = f"/api/curves?metric={metric}&run={run}&x={x}"
+    for _ in range(2):  # the first one may find names of metrics
+        found = ask_json(server, path)["curves"][run]
+    return found
+
+
+def test_the_evaluations_of_every_policy_are_found(root: Path) -> None:
+    """Not those of the first alone, though the last reports have none."""
+    evaluated_by_turns(root / "two")
+    with served(root) as server:
+        asked(server, "loss", "two")
+        names = ask_json(server, "/api/runs")["metrics"]
+        assert {"one/eval_return_mean", "two/eval_return_mean", "eval_return_mean"} <= set(names)
+        assert asked(server, "two/eval_return_mean", "two")["y"] == [0.0, 0.0]
+
+
 def test_a_report_of_many_policies_is_found_whatever_its_length(root: Path) -> None:
     """A report of 48 policies has more than 64 KiB; the file ends within the next one."""
     policies = {
