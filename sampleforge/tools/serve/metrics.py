@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.run.reports.metrics import parse_report, policies_of
+from sampleforge.run.reports.metrics import PREFIX, parse_report, policies_of
 from sampleforge.tools.serve.tree import read_at
 
 Floats = npt.NDArray[np.float64]
@@ -46,8 +46,9 @@ LAST = 5
 """Last reports whose metrics are known without reading the whole file."""
 SAMPLED = 200
 """Reports that a curve consists of until the whole file has been read."""
-_EVALUATED = b'eval_env_steps": '
-"""The end of the name of a metric that every evaluation has, whatever else it reports."""
+COPIED_AT = "eval_env_steps"
+"""A metric that every evaluation has, whatever else it reports."""
+_EVALUATED = f'{COPIED_AT}": '.encode()
 
 
 @dataclass
@@ -153,22 +154,22 @@ class MetricsFile:
 
     def series(self, x: str, y: Sequence[str], smooth: int, points: int) -> Series:
         """Return the curve of the `parts` ``y`` of a metric over ``x`` from the columns that were
-        read: smoothed as the mean of ``smooth`` reports, and reduced to at most about ``points``
-        points."""
-        columns = [np.array(self._columns[name].values, np.float64) for name in (STEPS, x, *y)]
+        read, those of `copied_at` among them: smoothed as the mean of ``smooth`` reports, and
+        reduced to at most about ``points`` points."""
+        columns = [self._columns[name].values for name in (STEPS, x, *y, *copied_at(y))]
         rows = min(map(len, columns))
-        steps, across, *parts = (column[:rows] for column in columns)
-        return _series(steps, across, _overall(y[0], parts), smooth, points, exact=True)
+        table = np.array([column[:rows] for column in columns], np.float64)
+        return _series(table, x, y, smooth, points, exact=True)
 
     def sampled(self, handle: int, x: str, y: Sequence[str], smooth: int) -> Series:
         """Return the curve of the `parts` ``y`` of a metric over ``x`` from `SAMPLED` reports that
         are spread evenly over the file."""
-        names = (STEPS, x, *y)
+        names = (STEPS, x, *y, *copied_at(y))
         rows = [_row(line, names) for line in self._lines(handle)]
-        steps, across, *parts = np.array(rows, np.float64).reshape(-1, len(names)).T
+        table = np.array(rows, np.float64).reshape(-1, len(names)).T
         reports = max(1, self._end // self._line_bytes)
         window = max(1, round(smooth * len(rows) / reports))
-        return _series(steps, across, _overall(y[0], parts), window, 2 * SAMPLED, exact=False)
+        return _series(table, x, y, window, 2 * SAMPLED, exact=False)
 
     def _know(self, report: dict[str, Any]) -> None:
         self.names.update(dict.fromkeys(name for name in report if name not in self.names))
@@ -291,11 +292,11 @@ def _value(data: bytes, key: bytes, begin: int, stop: int) -> float:
         return math.nan
 
 
-def _overall(name: str, parts: Sequence[Floats]) -> Floats:
-    """Return the mean of the values of all policies in each report, or the largest."""
-    if len(parts) == 1:
-        return parts[0]
-    table = np.stack(parts)
+def _overall(name: str, table: Floats) -> Floats:
+    """Return the mean of the values [policies, N] in each report, or the largest."""
+    if len(table) == 1:
+        only: Floats = table[0]
+        return only
     known = np.isfinite(table)
     if name.endswith("_max"):
         largest: Floats = np.where(known, table, -math.inf).max(axis=0)
@@ -313,19 +314,44 @@ def _number(value: Any) -> float:
         return math.nan
 
 
+def copied_at(parts: Sequence[str]) -> list[str]:
+    """Return, for each of the `MetricsFile.parts` of a metric of evaluations, the metric that has
+    the env steps at which the weights were copied; none for another metric."""
+    policies = [
+        part.rpartition("/")[0]
+        for part in parts
+        if part.startswith(PREFIX) or part.partition("/")[2].startswith(PREFIX)
+    ]
+    return [f"{policy}/{COPIED_AT}" if policy else COPIED_AT for policy in policies]
+
+
 def _series(
-    steps: Floats, x: Floats, y: Floats, smooth: int, points: int, *, exact: bool
+    table: Floats, name: str, y: Sequence[str], smooth: int, points: int, *, exact: bool
 ) -> Series:
-    """Return the curve of a column, without reports of steps that a resumed run did again."""
-    whole = np.isfinite(steps)
-    steps, x, y = steps[whole], x[whole], y[whole]
+    """Return the curve of a ``table`` of columns: env steps, the axis ``name``, the parts ``y`` and
+    their `copied_at`. Reports of steps that a resumed run did again are left out."""
+    whole = np.isfinite(table[0])
+    table = table[:, whole]
     # The least of all later env steps: a report beyond it was done again.
-    later = np.minimum.accumulate(steps[::-1])[::-1]
-    kept = (steps <= later) & np.isfinite(x) & np.isfinite(y)
-    reports = int((steps <= later).sum())
-    x, y = x[kept], mean_of_last(y[kept], smooth)
-    at = representatives(y, points)
-    return Series(x[at], y[at], reports, exact, int((~whole).sum()))
+    table = table[:, table[0] <= np.minimum.accumulate(table[0, ::-1])[::-1]]
+    (steps, x), parts, copied = table[:2], table[2 : 2 + len(y)], table[2 + len(y) :]
+    values = _overall(y[0], parts)
+    if len(copied):
+        values = np.where(np.isfinite(values), _overall(y[0], _latest(parts)), np.nan)
+        at = np.where(np.isfinite(copied).any(axis=0), np.fmax.reduce(_latest(copied)), steps)
+        x = at if name == STEPS else np.interp(at, np.append(0.0, steps), np.append(0.0, x))
+    kept = np.isfinite(x) & np.isfinite(values)
+    x, shown = x[kept], mean_of_last(values[kept], smooth)
+    some = representatives(shown, points)
+    return Series(x[some], shown[some], table.shape[1], exact, int((~whole).sum()))
+
+
+def _latest(table: Floats) -> Floats:
+    """Return the last known value of each row [R, N] so far; evaluations of several policies end in
+    different reports."""
+    index = np.where(np.isfinite(table), np.arange(table.shape[1]), 0)
+    found: Floats = np.take_along_axis(table, np.maximum.accumulate(index, axis=1), axis=1)
+    return found
 
 
 def mean_of_last(values: Floats, window: int) -> Floats:

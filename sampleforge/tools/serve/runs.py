@@ -24,7 +24,7 @@ from sampleforge.runtime.folder_lock import HeldLocks
 from sampleforge.tools.plots.descent import History, Stretch
 from sampleforge.tools.plots.lineage import changing
 from sampleforge.tools.plots.lineage_lanes import lane_order
-from sampleforge.tools.serve.metrics import SECONDS, STEPS, MetricsFile, Series
+from sampleforge.tools.serve.metrics import SECONDS, STEPS, MetricsFile, Series, copied_at
 from sampleforge.tools.serve.tree import (
     Entries,
     Place,
@@ -379,7 +379,7 @@ class Runs:
                 with run.lock, self.tree.open(run.place, METRICS) as handle:
                     run.metrics.look(handle)
                     parts = run.metrics.parts(metric)
-                    names = list(dict.fromkeys((STEPS, x, *parts)))
+                    names = list(dict.fromkeys((STEPS, x, *parts, *copied_at(parts))))
                     stamp = f"{run.metrics.stamp(names)}.{points}"
                     is_exact = run.metrics.is_read(names)
                     if stamp == known and is_exact:

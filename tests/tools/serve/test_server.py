@@ -273,6 +273,18 @@ def test_the_evaluations_of_every_policy_are_found(root: Path) -> None:
         assert asked(server, "two/eval_return_mean", "two")["y"] == [0.0, 0.0]
 
 
+def test_evaluations_are_drawn_where_their_weights_were_copied(root: Path) -> None:
+    """As in TensorBoard and `sampleforge plot`; the mean over policies is over the last evaluation
+    of each."""
+    evaluated_by_turns(root / "two")
+    with served(root) as server:
+        one = asked(server, "one/eval_return_mean", "two")
+        assert (one["x"], one["y"]) == ([200.0, 400.0], [20.0, 40.0])
+        assert asked(server, "one/eval_return_mean", "two", "wall_s")["x"] == [10.0, 20.0]
+        mean = asked(server, "eval_return_mean", "two")
+        assert (mean["x"], mean["y"]) == ([200.0, 200.0, 400.0, 400.0], [20.0, 10.0, 20.0, 20.0])
+
+
 def test_a_report_of_many_policies_is_found_whatever_its_length(root: Path) -> None:
     """A report of 48 policies has more than 64 KiB; the file ends within the next one."""
     policies = {
