@@ -119,7 +119,7 @@ class LoadedPolicy:
             action = self._actions.per_row(actions, 1)[0]
         else:
             action = unflatten(self._action_space, actions, ACTION)
-        return action, after if size else None
+        return action, after.clone() if size else None  # one that may be changed in place
 
     def predict(
         self,

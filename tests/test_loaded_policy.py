@@ -289,6 +289,19 @@ def test_the_policy_of_a_run_that_cuts_observations_off_does_so(tmp_path: Path) 
     assert policy.as_rows(far)["obs"].tolist() == [[bound, 0.0, 0.0, 0.0]]
 
 
+def test_rows_of_a_state_may_be_set_to_zero_where_episodes_begin() -> None:
+    spec = env_spec("Fake-v0", EnvSpaces(FLOATS, spaces.Discrete(2), False))
+    model = dataclasses.replace(SMALL, core="gru", core_size=4)
+    policy = LoadedPolicy(ActorCritic(model, spec.observations, spec.actions), spec)
+    _, states = policy.act(np.ones((2, 2)))
+    assert states is not None
+    states[0] = 0.0
+    _, after = policy.act(np.ones((2, 2)), states)
+    _, begun = policy.act(np.ones(2))
+    assert after is not None and begun is not None
+    assert torch.allclose(after[:1], begun) and not torch.allclose(after[1:], begun)
+
+
 # ---- what it refuses ----
 
 
