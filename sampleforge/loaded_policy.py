@@ -160,6 +160,13 @@ class LoadedPolicy:
         """Return `_declared` leaves as slots hold them. ``batch``: the number of observations; None
         for a single one."""
         count = batch or 1
+        if batch is not None and mask is not None and self._mask_in_info:
+            parts = mask if isinstance(mask, tuple) else (mask,)
+            if wrong := [len(part) for part in parts if len(part) != batch]:
+                raise ValueError(
+                    f"{wrong[0]} masks were given for a batch of {batch} observations: there must "
+                    "be one for each"
+                )
         out = {n: np.zeros((count, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
         for row in range(count):
             own = leaves if batch is None else {name: leaf[row] for name, leaf in leaves.items()}

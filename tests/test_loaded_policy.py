@@ -380,6 +380,16 @@ def test_a_tuple_of_masks_is_one_per_choice() -> None:
     assert action.tolist() == [6, 2]
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_batch_with_another_number_of_masks_is_refused(rows: int) -> None:
+    """Masks of more rows were those of the first ones, whichever the observations were."""
+    policy = policy_of(FLOATS, spaces.MultiDiscrete([2, 3]), mask_in_info=True)
+    message = f"{rows} masks were given for a batch of 2 observations"
+    for mask in (np.ones((rows, 5)), (np.ones((rows, 2)), np.ones((rows, 3)))):
+        with pytest.raises(ValueError, match=message):
+            policy.act(np.zeros((2, 2)), mask=mask)
+
+
 # ---- spec.json ----
 
 
