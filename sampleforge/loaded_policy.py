@@ -230,7 +230,10 @@ def _as_declared(name: str, space: gym.Space[Any], value: Any) -> tuple[Array, i
     a batch, else None. Raises ValueError if that would change its values (except for the rounding
     of floats), or if it is not in the space."""
     where = f"observation leaf {name!r}"
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # a ragged list, or what reset() returns: (observation, info)
+        array = np.empty((), object)
     shape, dtype = space.shape or (), np.dtype(space.dtype)
     if array.ndim == 0 and array.dtype.kind not in "iufb":  # a dict, a text, None
         raise ValueError(

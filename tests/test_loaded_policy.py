@@ -326,6 +326,7 @@ FLOATS = spaces.Box(-1, 1, (2,), np.float32)
         (FLOATS, {"obs": [0.0, 0.0]}, r"'obs' must be an array of shape \(2,\).* a dict was given"),
         (FLOATS, "left", "but a str was given: 'left'; give the array itself"),
         (FLOATS, None, "but a NoneType was given: None"),
+        (FLOATS, (np.zeros(2, np.float32), {}), "must be an array of shape .*a tuple was given"),
         (FLOATS, ["a", "b"], "of dtype <U1, expected float32"),
         (PIXELS, [0, 300, 0], r"'obs' holds 300 at \[1\], which is no uint8"),
         (PIXELS, [0.5, 0, 0], r"'obs' holds 0.5 at \[0\], which is no uint8"),
