@@ -311,10 +311,13 @@ class Panel(NamedTuple):
         self, setting: Setting, name: tuple[str, ...], *, reports: bool = False
     ) -> list[tuple[Floats, Floats]]:
         """Return x and y of every run of a setting that has the scalar: at each report, or the
-        return, unless it is to be of ``reports``, after each episode."""
-        if name == RETURN and not reports:
-            return [finite_line(*run.training(self.x)) for run in setting.runs]
-        return [finite_line(run.series(self.x), run.series(*name)) for run in setting.runs]
+        return, unless it is to be of ``reports`` and these have it, after each episode."""
+        return [
+            finite_line(*run.training(self.x))
+            if name == RETURN and not (reports and run.has(*RETURN))
+            else finite_line(run.series(self.x), run.series(*name))
+            for run in setting.runs
+        ]
 
 
 PANELS = (
@@ -511,7 +514,7 @@ def _finish(axis: Any, panel: Panel, unit: float, look: Look, *, dots: bool) -> 
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     if look.log_y:
         drawn = np.concatenate([np.asarray(line.get_ydata(), float) for line in axis.lines])
-        if drawn.min() > 0:
+        if drawn.min(initial=np.inf) > 0:
             axis.set_yscale("log")
         else:  # around zero the axis is linear
             axis.set_yscale("symlog", linthresh=max(1e-12, 0.01 * np.abs(drawn).max()))

@@ -316,6 +316,25 @@ def test_a_return_that_no_episode_comes_after_is_drawn(tmp_path, drawn):
     assert curve.get_xydata().tolist() == [[60, 4]]
 
 
+def test_returns_that_no_report_has_are_drawn_smoothed_as_well(tmp_path, drawn):
+    """A run that is over before each env row has ended an episode has an early mean only."""
+    values = [{"env_steps": 100 * i, "wall_s": float(i), "return_mean_early": 5.0} for i in (1, 2)]
+    run = make_run(tmp_path / "run", values)
+    head = '#{"t_start": 0.0, "env_id": "X-v0", "every": 1}\nr,l,t,env_steps,episode,actor,env\n'
+    lines = [f"{i},1,{i / 10},{10 * i},{i},0,0\n" for i in range(1, 13)]
+    (tmp_path / "run" / "episodes.csv").write_text(head + "".join(lines))
+    axes = panels(drawn(run, "--smooth", "0.5", "--log-y"))
+    assert axes["return"].lines[-1].get_ydata().tolist()[0] == 5.5
+    assert axes["return"].get_yscale() == "log"
+
+
+@pytest.mark.parametrize("flag", ["--log-y", "--log-x"])
+def test_a_panel_without_a_point_has_logarithmic_axes(tmp_path, drawn, flag):
+    """Its values are too large to be drawn."""
+    values = [{"env_steps": 1, "wall_s": 1.0, "value_loss": 1e305, "frames_per_s": 5.0}]
+    assert "value loss" in panels(drawn(make_run(tmp_path / "run", values), flag))
+
+
 def test_a_run_that_is_given_twice_is_not_two_seeds(tmp_path, capsys):
     run = make_run(tmp_path / "run", reports(4))
     again = tmp_path / "elsewhere" / ".." / "run"
