@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, to_plain
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.stored_config import HEADER, SAME_SETTING, read_yaml
+from sampleforge.run.folder.versions import translated
 from sampleforge.run.reports.episodes import mean_returns, read_rows
 from sampleforge.run.reports.metrics import by_policy, has_reports, read_metrics
 from sampleforge.tools.plots.figures import GREY, TINY, plain_axes, save_figure
+from sampleforge.topologies.config import ALGOS
 
 Floats = npt.NDArray[np.float64]
 
@@ -116,7 +118,7 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
     if not reports:
         raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
     left_open = stored.get("left_open") or {}
-    config = _flat({name: value for name, value in stored.items() if name not in HEADER})
+    config = _settings(stored)
     header, episodes = read_rows(folder.episodes_file)
     window = int(config.get("metrics_window", 100))
     run = Curves(
@@ -151,6 +153,14 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
 def _has_reported(path: Path) -> bool:
     """Return whether a run has written reports. Raises ConfigError if ``path`` is none."""
     return has_reports(RunFolder.existing(path).metrics_file)
+
+
+def _settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config.yaml by dotted name and as this version names them, with the
+    defaults of fields that the version which wrote it had not."""
+    fields = _flat(translated({n: value for n, value in stored.items() if n not in HEADER}))
+    own = ALGOS.get(str(stored.get("algo")))
+    return {**(_flat(to_plain(own())) if own else {}), **fields}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -210,6 +210,21 @@ def test_reporting_and_places_make_no_other_setting(tmp_path):
     assert [len(setting.runs) for setting in settings_of(kept)] == [2]
 
 
+def test_runs_of_an_earlier_version_are_of_the_same_setting(tmp_path):
+    """Their config.yaml has not the fields that are newer, and others by their former names."""
+    own = {"evaluate_interval": 100, "evaluate_env": "A-v0"}
+    runs = [make_run(tmp_path / f"{n}", reports(3), **own) for n in range(2)]
+    file = tmp_path / "0" / "config.yaml"
+    lines = file.read_text().replace("evaluate_env:", "evaluation_env:").splitlines(keepends=True)
+    earlier = [line for line in lines if not line.startswith(("action_repeat:", "reward_clip:"))]
+    assert len(earlier) == len(lines) - 2
+    file.write_text("".join(earlier))
+    (old, new) = (curves for run in runs for curves in read_curves(Path(run)))
+    (setting,) = settings_of([old, new])
+    assert len(setting.runs) == 2
+    assert old.config["evaluate_env"] == "A-v0" and {"action_repeat", "reward_clip"} <= old.given
+
+
 @pytest.mark.long
 def test_a_dollar_in_the_name_of_a_run_is_a_letter(tmp_path):
     """matplotlib reads formulas between dollars, and fails at one that is none."""
