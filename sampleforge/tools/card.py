@@ -112,8 +112,9 @@ def make_card(
             out.mkdir(parents=True, exist_ok=True)
             write(curve=False, video=False)  # from here on the folder is known to be a card
             _copy_run(run, out, request, lambda text: None)
+            for name in (CURVE, VIDEO):
+                (out / name).unlink(missing_ok=True)  # that of an earlier card
             has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
-            (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
             has_video = request.video and _try(display, "video", film)
             write(curve=has_curve, video=has_video)
     return Card(facts.repo, score)

@@ -17,6 +17,7 @@ import yaml
 from sampleforge.api import load_policy, train
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
 from sampleforge.run.folder.trust import Trust
 from sampleforge.tools import card
@@ -115,6 +116,21 @@ def test_the_name_of_a_model_is_one_that_hubs_take() -> None:
         algo = "my_package.mine:OwnConfig"
 
     assert card.default_name(Own(env="ALE/Pong-v5")) == "ALE-Pong-v5-my_package.mine-OwnConfig"
+
+
+@pytest.mark.long
+def test_a_curve_that_cannot_be_drawn_leaves_none_of_an_earlier_card(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "card"
+    words = ["card", str(run), "--out", str(out), "--episodes", "1", "--no-video", "--trust"]
+    assert main(words) == 0 and (out / "curve.png").is_file()
+
+    def full(*_: Any) -> None:
+        raise ConfigError("curve.png cannot be written: No space left on device")
+
+    monkeypatch.setattr(card, "draw", full)
+    assert main(words) == 0 and not (out / "curve.png").exists()
 
 
 @pytest.mark.long
