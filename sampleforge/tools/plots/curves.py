@@ -134,7 +134,10 @@ def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[
     policies = sorted({policy for part in parts for policy in part})
     if not policies:
         return [run]
-    common = [{name: v for name, v in report.items() if "/" not in name} for report in reports]
+    common = [  # the run's return is that of all its policies
+        {name: v for name, v in report.items() if "/" not in name and name not in RETURN}
+        for report in reports
+    ]
     return [
         Curves(
             f"{run.name} {policy}",

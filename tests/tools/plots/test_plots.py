@@ -350,6 +350,15 @@ def test_a_panel_without_a_point_has_logarithmic_axes(tmp_path, drawn, flag):
     assert "value loss" in panels(drawn(make_run(tmp_path / "run", values), flag))
 
 
+def test_a_policy_without_an_episode_has_not_the_return_of_the_run(tmp_path):
+    ones = {"one/episodes": 3.0, "one/updates": 2.0, "one/return_mean": 5.0}
+    others = {"two/episodes": 0.0, "two/updates": 0.0}
+    make_run(tmp_path / "run", reports(3, **ones, **others))
+    one, two = read_curves(tmp_path / "run")
+    assert one.series("return_mean").tolist() == [5.0] * 3 and not two.has("return_mean")
+    assert two.series("frames_per_s").tolist() == [50.0] * 3, "what the policies share"
+
+
 def test_a_run_that_is_given_twice_is_not_two_seeds(tmp_path, capsys):
     run = make_run(tmp_path / "run", reports(4))
     again = tmp_path / "elsewhere" / ".." / "run"
