@@ -43,8 +43,8 @@ class ActingPlace:
     rows, then the second ones, of so many ``seats``. ``recorded``: what it does is recorded.
     ``ladder``: the exploration of each of these rows, if the algorithm has one. ``progress``: of
     the run, whose env steps so many ``policies`` share. ``graphs``: a GPU may launch its passes as
-    graphs. ``is_trained``: the run begins with a policy that another one has trained. ``given``
-    returns the actions of the next step, leaf -> [B, ...], if they were taken before."""
+    graphs. ``is_trained``: the policy began with what another run had trained. ``given`` returns
+    the actions of the next step, leaf -> [B, ...], if they were taken before."""
 
     generator: torch.Generator
     new_seed: NewSeed = keep_seed

@@ -61,6 +61,8 @@ def check_names(known: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 Tensors = dict[str, torch.Tensor]
 RELEASED = "released"
 """In the tag of a learner: parts of its model were held, and are trained since."""
+TRAINED = "trained"
+"""In the tag of a learner: its policy began with what another run had trained."""
 
 
 class Update(NamedTuple):

@@ -154,7 +154,7 @@ def acting_maker(
         progress=progress,
         policies=getattr(config, "num_policies", 1),
         graphs=records_acting(config),
-        is_trained=seeds.start.initial is not None and seeds.start.initial.has_actor,
+        is_trained=seeds.start.is_trained,
     )
     return ActingMaker(network, weights, seeds, device or acting_device(plan), place, sizes)
 

@@ -14,7 +14,7 @@ from sampleforge.algorithms.captured import CudaGraphs
 from sampleforge.algorithms.config import LearnerConfig
 from sampleforge.algorithms.experience import WHOLE, Share
 from sampleforge.algorithms.flat_parameters import FlatParameters
-from sampleforge.algorithms.learning import Learner, LearnerPlace, Tensors
+from sampleforge.algorithms.learning import TRAINED, Learner, LearnerPlace, Tensors
 from sampleforge.config import ConfigError, typed
 from sampleforge.models.parts import Parted, check_parts, part_of
 from sampleforge.rollouts.batch import Batches
@@ -70,6 +70,8 @@ def make_learner(
         start.resume.learner(learner)
     elif start.initial is not None:
         start.initial.learner(learner)
+        if start.initial.has_actor:
+            learner.tag[TRAINED] = True
     return learner
 
 

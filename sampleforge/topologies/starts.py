@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from sampleforge.algorithms.learning import Learner
+from sampleforge.algorithms.learning import TRAINED, Learner
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.policy_roles import OPPONENT, PolicyRoles
@@ -58,6 +59,14 @@ class ResumePoint:
     resume: Resume | None = None
     initial: Initial | None = None
     replays: ReplayFolder | None = None
+
+    @cached_property
+    def is_trained(self) -> bool:
+        """Whether the policy began with what another run had trained, also in an earlier run of the
+        folder."""
+        if self.resume is None:
+            return self.initial is not None and self.initial.has_actor
+        return TRAINED in self.resume.plain().get("tag", {})
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,31 @@ def test_each_of_several_policies_acts_uniformly_in_its_own_first_steps(tmp_path
         assert len(taken) > 300 and np.mean(taken[-100:]) == pytest.approx(0.5, abs=0.1)
 
 
+def test_a_trained_policy_acts_on_after_a_resume(tmp_path: Path) -> None:
+    """TD3's actions are nearly those of the policy; uniform ones have a mean size of 0.5."""
+
+    def go_on(name: str, env_steps: int, **more: Any) -> None:
+        TAKEN.clear()
+        more |= {"run_dir": str(tmp_path / name), "train_for_env_steps": env_steps}
+        config = Td3Config(
+            env="Pendulum-v1",
+            serial=True,
+            quiet=True,
+            seed=1,
+            exploration_noise=1e-4,
+            learning_starts=600,
+            model=ModelConfig(hidden_sizes=(8,)),
+            **more,
+        )
+        train(config, callbacks=[KeepsActions()])
+
+    go_on("first", 20)
+    go_on("run", 150, init_from=str(tmp_path / "first"))
+    go_on("run", 400)
+    taken = next(iter(TAKEN.values()))
+    assert len(taken) > 150 and np.mean(taken) < 0.3
+
+
 @pytest.mark.parametrize("algorithm", [SacConfig, CrossqConfig, Td3Config])
 def test_with_variable_experience_each_row_is_a_split(algorithm: Any) -> None:
     for given, splits in (({}, 4), ({"num_splits": 2}, 2)):
