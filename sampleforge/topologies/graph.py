@@ -90,7 +90,8 @@ class PolicyGroup:
     ``max_policy_lag``: largest lag of experience that is learned from, in versions (None: any).
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
     shared memory. ``exploration`` is set if env rows explore differently; ``archive`` and
-    ``histograms`` belong to a replay; ``evaluations`` is the queue of the evaluators' results.
+    ``histograms`` belong to a replay, and ``refused`` says why a saved one is not restored;
+    ``evaluations`` is the queue of the evaluators' results.
     ``resources``: objects that must exist for as long as the group does. ``member`` is set for a
     member of a population, and for a policy with a schedule.
     """
@@ -105,6 +106,7 @@ class PolicyGroup:
     exploration: Exploration | None = None
     archive: ReplayArchive | None = None
     histograms: ReplayHistograms | None = None
+    refused: str = ""
     evaluations: Evaluations | DividedEvaluations | None = None
     resources: tuple[object, ...] = ()
     member: MemberChannels | None = None

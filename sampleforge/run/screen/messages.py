@@ -159,6 +159,13 @@ def opening(
     messages.append((graph.describe(), "info" if config.debug else "debug"))
     if resumed is not None:
         messages.append((f"Resuming from the checkpoint at {resumed:,} env steps", "info"))
+    for group in graph.groups:
+        if group.refused:
+            text = (
+                f"{graph.prefix(group)}replay: {group.refused}; it is filled anew, and the next "
+                "checkpoint removes the saved one; with its settings the run would go on with it"
+            )
+            messages.append((text, "warning"))
     return messages
 
 

@@ -100,7 +100,14 @@ class ReplayGroup(GroupWiring[ReplayExchange]):
             exploration=explored,
             archive=replay.archive if saves(self.config) else None,
             histograms=replay.histograms,
+            refused=self._refused(),
         )
+
+    def _refused(self) -> str:
+        """Return why the replay that the run has saved is not restored; empty if it is, or if there
+        is none."""
+        saved, where = self.policy.start.replays, self.replay.archive.where
+        return "" if saved is None or saved.saved is None else where.missing
 
     def edges(self, prefix: str) -> tuple[Edge, ...]:
         config, plan = self.config, self.plan

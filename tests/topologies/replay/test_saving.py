@@ -211,6 +211,8 @@ def test_a_saved_replay_of_another_layout_is_refilled_and_the_log_says_so(tmp_pa
     train(config(run, 1600, num_replay_shards=2))
     assert "the saved one does not fit: slots_per_shard: [60] -> [30, 30]" in log_of(run)
     assert "200 transitions are collected" in log_of(run)
+    (told,) = (line for line in log_of(run).splitlines() if "the next checkpoint removes" in line)
+    assert " warning " in told and "slots_per_shard" in told, "also on the screen"
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
