@@ -31,6 +31,8 @@ from sampleforge.spec import EnvSpec
 log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+ROWS_READ = "rows_read"
+"""The entry of a checkpoint for the number of rows that were read until then."""
 PART = 1024
 """Observations that are looked at together for values far beyond all others."""
 
@@ -243,13 +245,15 @@ class Mixture:
         self, parts: Sequence[StoredSteps], weights: Sequence[float], rows: int, seed: int
     ) -> None:
         self.parts = tuple(parts)
-        self._rows = rows
+        self.rows = rows
         self._shares = np.asarray(weights, np.float64) / np.sum(weights)
         self._passes = [RowOrder(part.num_rows, (seed, i)) for i, part in enumerate(parts)]
 
-    def batch(self, number: int) -> StoredBatch:
-        """Return the ``number``-th batch, from 0 on."""
-        begins, ends = self._positions(number), self._positions(number + 1)
+    def batch(self, number: int, ahead: int = 0) -> StoredBatch:
+        """Return the ``number``-th batch, from 0 on. ``ahead``: rows that were read beyond those of
+        the batches before, because some of them had another size."""
+        begin = ahead + number * self.rows
+        begins, ends = self._positions(begin), self._positions(begin + self.rows)
         columns = [
             part.rows(passes.take(begin, end - begin))
             for part, passes, begin, end in zip(self.parts, self._passes, begins, ends, strict=True)
@@ -262,11 +266,11 @@ class Mixture:
         done = max(end / part.num_rows for end, part in zip(ends, self.parts, strict=True))
         return StoredBatch(obs=obs, actions=actions, final_obs=final_obs, passes=done, **others)
 
-    def _positions(self, number: int) -> list[int]:
-        """Return how many rows each dataset has given before batch ``number``; the first one has
-        what rounding leaves."""
-        others = [int(number * self._rows * share) for share in self._shares[1:]]
-        return [number * self._rows - sum(others), *others]
+    def _positions(self, rows: int) -> list[int]:
+        """Return how many of the first ``rows`` rows are of each dataset; the first one has what
+        rounding leaves."""
+        others = [int(rows * share) for share in self._shares[1:]]
+        return [rows - sum(others), *others]
 
 
 def _side_by_side(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, torch.Tensor]:
@@ -288,7 +292,7 @@ class StoredBatches:
     """What a learner of offline data learns from: batches of ``rows`` rows of ``length`` steps from
     ``inputs``, which are read into the learner's memory. ``spec``: the environment that the data
     must fit; ``progress``: the run's; once it is done, the batches end; ``clip_observations``: as
-    in `open_dataset`."""
+    in `open_dataset`; ``ahead``: as in `Mixture.batch`."""
 
     inputs: tuple[Source, ...]
     spec: EnvSpec
@@ -299,6 +303,7 @@ class StoredBatches:
     progress: Progress
     device: torch.device
     clip_observations: bool = False
+    ahead: int = 0
 
     @cached_property
     def mixture(self) -> Mixture:
@@ -331,7 +336,7 @@ class StoredBatches:
     ) -> StoredBatchSource:
         """Return the source of the batches from number ``version`` on; see
         `sampleforge.rollouts.batch.Batches`."""
-        return StoredBatchSource(self.mixture, self.progress, wakeup, count, version)
+        return StoredBatchSource(self.mixture, self.progress, wakeup, count, version, self.ahead)
 
     def take_over(self) -> None:
         """Do nothing: the next process reads the same data."""
@@ -348,12 +353,14 @@ class StoredBatchSource(BatchSource):
         wakeup: Wakeup,
         count: Mapping[str, npt.NDArray[np.float64]],
         number: int,
+        ahead: int = 0,
     ) -> None:
         self.wakeup = wakeup
         self._mixture = mixture
         self._progress = progress
         self._count = count
         self._number = number
+        self._ahead = ahead
         self._steps = 0
 
     def gather(self) -> bool:
@@ -362,13 +369,16 @@ class StoredBatchSource(BatchSource):
     def take(self, progress: float) -> Taken | None:
         if self._progress.done or self._progress.clock.halted:
             return None
-        batch = self._mixture.batch(self._number)
+        batch = self._mixture.batch(self._number, self._ahead)
         self._steps = int(batch.mask.sum())
         return Taken(batch, progress)
 
     def done(self, errors: npt.NDArray[np.float32] | None = None) -> None:
         self._number += 1
         self._count["env_steps"] += self._steps
+
+    def plain_state(self) -> dict[str, Any]:
+        return {ROWS_READ: self._ahead + self._number * self._mixture.rows}
 
     def abandon(self) -> None:
         """Do nothing: the same batch comes again."""

@@ -9,7 +9,7 @@ import torch
 
 from sampleforge.algorithms.algorithm import Algorithm
 from sampleforge.config import ConfigError
-from sampleforge.data.stored_steps import RewardRule, StoredBatches
+from sampleforge.data.stored_steps import ROWS_READ, RewardRule, StoredBatches
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import EpisodeList
@@ -73,6 +73,11 @@ def _stored_batches(
     progress: Progress,
 ) -> StoredBatches:
     """Return what the learner of ``policy`` learns from."""
+    ahead, resume = 0, policy.start.resume
+    if resume is not None:
+        before = resume.plain()
+        usual = before["version"] * plan.rows
+        ahead = before.get(ROWS_READ, usual) - usual
     return StoredBatches(
         tuple(each._replace(name=findable(each.name)) for each in config.datasets),
         spec,
@@ -83,6 +88,7 @@ def _stored_batches(
         progress,
         torch.device(*peer_devices(plan.device, 1)),
         config.clip_observations,
+        ahead,
     )
 
 

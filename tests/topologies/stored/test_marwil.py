@@ -114,6 +114,17 @@ def test_a_resumed_run_is_the_same_as_an_uninterrupted_one(
         assert tensor.equal(parts[name]), name
 
 
+def test_a_run_resumed_with_another_batch_size_goes_on_in_the_same_pass(
+    dataset: Path, tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"evaluate_interval": None}
+    for env_steps, size in ((2_000, 80), (4_000, 400), (4_400, 80)):  # of 800
+        train(config(tmp_path, dataset, **more, batch_size=size, train_for_env_steps=env_steps))
+        reports = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        passes = [report["data_passes"] for report in reports if "data_passes" in report]
+        assert env_steps / 800 - 2.5 < passes[-1] <= env_steps / 800
+
+
 @pytest.mark.multiprocess
 def test_the_learner_runs_in_a_process_of_its_own(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
