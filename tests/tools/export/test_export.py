@@ -153,8 +153,8 @@ def test_observations_beyond_their_bounds_are_cut_off_as_in_the_training() -> No
 @pytest.mark.parametrize("format", ["torch", "onnx"])
 def test_whole_numbers_of_every_size_are_cut_off(format: Format, tmp_path: Path) -> None:
     names = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
-    every = {name: spaces.Box(1, 99, (2,), getattr(np, name)) for name in names}
-    plain = policy_of(exports.Case(spaces.Dict(every), spaces.Discrete(3)))
+    boxes = [(name, spaces.Box(1, 99, (2,), getattr(np, name))) for name in names]
+    plain = policy_of(exports.Case(spaces.Dict(boxes), spaces.Discrete(3)))
     policy = LoadedPolicy(plain.model, plain.spec, clip_observations=True)
     metadata = export_policy(policy, tmp_path / f"policy{SUFFIX[format]}")
     assert metadata["max_error"] <= PARITY
