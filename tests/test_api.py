@@ -123,17 +123,30 @@ from sampleforge.topologies.pairings.ppo_defaults import APPO
 
 SIZE, LOCK = 24, contextlib.nullcontext()
 
+@functools.cache
+def width():
+    return SIZE
+
 def layers(size):
-    return torch.nn.Sequential(torch.nn.Linear(size, SIZE), torch.nn.Tanh())
+    return torch.nn.Sequential(torch.nn.Linear(size, width()), torch.nn.Tanh())
 
-class Mine(torch.nn.Module):
-    def __init__(self, observations, config):
-        super().__init__()
-        self.net, self.out_features = layers(observations["obs"].shape[0]), SIZE
+def factory():
+    class Mine(torch.nn.Module):
+        def __init__(self, observations, config):
+            super().__init__()
+            self.net, self.out_features = layers(observations["obs"].shape[0]), self.size
 
-    def forward(self, obs):
-        with LOCK:
-            return self.net(obs["obs"])
+        @functools.cached_property
+        def size(self):
+            return SIZE
+
+        def forward(self, obs):
+            with LOCK:
+                return self.net(obs["obs"])
+
+    return Mine
+
+Mine = factory()
 
 @dataclass(frozen=True)
 class MyConfig(sf.AppoConfig):
@@ -148,8 +161,7 @@ def new_learner(config, network, place):
 
 MINE = dataclasses.replace(APPO, algorithm=dataclasses.replace(PPO, new_learner=new_learner))
 
-def rate(progress):
-    return 1e-3 * (1 - progress)
+rate = lambda progress: 1e-3 * (1 - progress)
 
 train = functools.partial(sf.train, MyConfig(
     env="CartPole-v1", train_for_env_steps=1000, num_workers=1, run_dir="run", quiet=True,
@@ -168,6 +180,7 @@ def cell(folder: Path, then: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.multiprocess(timeout=120)
 def test_networks_losses_and_schedules_of_a_notebook_reach_the_workers(tmp_path: Path) -> None:
+    """Also those that are made in a function, and what functools has decorated."""
     policy = "sf.load_policy('run', trust=True)"
     done = cell(tmp_path, f"train(); print(type({policy}.model.actor.encoder) is Mine)")
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ the program that started the workers makes what `loads` is given.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import sys
@@ -25,11 +26,29 @@ def dumps(value: Any) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             # The mark for "no default" of a dataclass's fields is told by its identity.
-            return "MISSING" if value is MISSING else super().reducer_override(value)
+            own = "MISSING" if value is MISSING else _of_functools(value)
+            return super().reducer_override(value) if own is None else own
 
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()
+
+
+def _of_functools(value: Any) -> tuple[Any, ...] | None:
+    """Return how to make ``value`` again, if it is a decorated function that cloudpickle would send
+    by a name that no worker finds (`functools.cache`), or not at all (up to Python 3.11 a
+    `functools.cached_property` has a lock); else None."""
+    if isinstance(value, functools.cached_property):
+        return functools.cached_property, (value.func,), {"attrname": value.attrname}
+    if isinstance(value, functools._lru_cache_wrapper):
+        name = getattr(value, "__qualname__", "")
+        if getattr(value, "__module__", None) == "__main__" or "<locals>" in name:
+            return _cached, (value.__wrapped__, value.cache_parameters())
+    return None
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def loads(pickled: bytes) -> Any:
@@ -52,13 +71,14 @@ class Definitions:
         main, found, new = vars(sys.modules["__main__"]), dict[str, Any](), values
         try:
             while new:
-                names = _names(new) & main.keys() - found.keys()
+                names = _names(new, by_name=new is values) & main.keys() - found.keys()
                 new = {name: main[name] for name in sorted(names)}
                 found |= new
             self._pickled = dumps(found)
         except Exception as error:
             raise ConfigError(
-                f"{', '.join(found)}: defined in an interactive session or a notebook, so that the "
+                f"{', '.join(found) or 'what the config names'}: defined in an interactive session "
+                "or a notebook, so that the "
                 f"workers get a copy of it, with what it uses, but that is not possible: {error!r}."
                 " Make what cannot be pickled inside it, put it into a module, or train in this "
                 "process alone (--serial)"
@@ -75,22 +95,26 @@ def definitions(*values: Any) -> Definitions | None:
 
 
 class _Pickler(ForkingPickler):
-    """Collects in ``names`` what of the main module a pickle refers to."""
+    """Collects in ``names`` what of the main module a pickle refers to. ``by_name``: others have to
+    find it by the name that it has there."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, *, by_name: bool) -> None:
         super().__init__(file)
         self.names: set[str] = set()
+        self._of_main = NotImplemented if by_name else (str, ())
 
     def reducer_override(self, value: Any) -> Any:
         if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__qualname__"):
-            self.names.add(value.__qualname__.partition(".")[0])
+            if "<locals>" not in value.__qualname__:
+                self.names.add(value.__qualname__.partition(".")[0])
+            return self._of_main
         return NotImplemented
 
 
-def _names(value: Any) -> set[str]:
+def _names(value: Any, *, by_name: bool) -> set[str]:
     """Return the names in the main module that a pickle of ``value`` refers to or has in a text."""
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _Pickler(file, by_name=by_name)
     pickler.dump(value)
     return pickler.names | {
         name.decode() for name in re.findall(rb"__main__:(\w+)", file.getvalue())
