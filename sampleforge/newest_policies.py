@@ -13,6 +13,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.tasks import at_newest
 from sampleforge.env.user_code import import_function
 from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.runtime.by_value import as_sent
 from sampleforge.runtime.interrupts import DeferredInterrupt
 from sampleforge.runtime.torch_settings import limit_threads
 from sampleforge.topologies.evaluator import evaluation_env
@@ -56,9 +57,14 @@ class NewestPolicies:
     def copy(self, group: PolicyGroup) -> LoadedPolicy:
         """Return the policy of a group with a copy of its newest weights."""
         plan = self._session.run_plan
-        model, spec = plan.new_model(group.id), plan.agents_of(group.id).spec
+        model, spec = self._new_model(group), plan.agents_of(group.id).spec
         group.weights.read(model.state_dict())
         return LoadedPolicy(model, spec, clip_observations=plan.config.clip_observations)
+
+    def _new_model(self, group: PolicyGroup) -> Any:
+        """Return a new model of a group: of the classes that the training began with."""
+        with as_sent(self._session.definitions):
+            return self._session.run_plan.new_model(group.id)
 
     def newest(self, group: PolicyGroup) -> LoadedPolicy:
         """Return the policy of a group with its newest weights: the same object each time, whose
@@ -76,7 +82,7 @@ class NewestPolicies:
         ``group``: of the other agent groups the first policy that plays them. Return also the
         policy version of the weights of ``group``."""
         session = self._session
-        model = session.run_plan.new_model(group.id).eval()
+        model = self._new_model(group).eval()
         _, version = group.weights.read(model.state_dict())
         playing = {session.run_plan.agent_group(group.id): FrozenPolicy(model)}
         for other in session.graph.groups:

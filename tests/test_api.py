@@ -187,6 +187,47 @@ def test_networks_losses_and_schedules_of_a_notebook_reach_the_workers(tmp_path:
     assert done.stdout.splitlines() == ["a learner of the cell", "True"]
 
 
+REDEFINED = """
+import os
+config = dataclasses.replace(train.args[0], train_for_env_steps=10**9, report_interval=0.5)
+
+class Told(sf.Callback):
+    def on_episode_end(self, episode):
+        episode.custom_metrics["told"] = 1
+
+trainer = sf.Trainer(config, [Told()])
+while "custom_told_mean" not in trainer.train():
+    pass
+first = trainer.get_policy().model.actor.encoder
+
+class Told(sf.Callback):
+    pass
+
+class Mine(torch.nn.Module):
+    pass
+
+class MyConfig:
+    pass
+
+for name, pid in trainer.session.runner.pids().items():
+    if name in ("actor 0", "learner"):
+        os.kill(pid, 9)
+trainer.train_until(lambda report: report["restarts"] >= 2, seconds=60)
+print(type(trainer.get_policy().model.actor.encoder) is type(first), type(first) is not Mine)
+print(trainer.evaluate(episodes=1)["return_mean"] > 0, "on_episode_end" not in vars(Told))
+print(trainer.stop().summary["status"])
+"""
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_cell_that_defines_a_class_anew_changes_no_training(tmp_path: Path) -> None:
+    """Neither that of workers that take the place of killed ones, nor how its policy is played."""
+    done = cell(tmp_path, REDEFINED)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if "learner" not in line]
+    assert said == ["True True", "True True", "finished"]
+
+
 @pytest.mark.multiprocess(timeout=120)
 def test_what_of_a_notebook_cannot_be_sent_is_refused(tmp_path: Path) -> None:
     done = cell(tmp_path, "LOCK = threading.Lock()\ntrain()")

@@ -21,6 +21,7 @@ import numpy as np
 from sampleforge.runners.base import RunnerContext, WorkerDied
 from sampleforge.runners.events import EventReader
 from sampleforge.runners.silence import START_S, StoppedWorkers, Unanswered
+from sampleforge.runtime.by_value import as_sent
 from sampleforge.runtime.limits import check_workers
 from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
 from sampleforge.runtime.watch import hangs
@@ -73,7 +74,8 @@ class WorkerProcess:
             daemon=False,  # an environment may have processes of its own
         )
         wake_fork_server()  # the start would wait for it without limit
-        self._process.start()
+        with as_sent(context.definitions):
+            self._process.start()
         theirs.close()
         self._requests = 0
         self._answers: dict[int, Any] = {}

@@ -11,6 +11,9 @@ import functools
 import io
 import re
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -75,6 +78,7 @@ class Definitions:
                 new = {name: main[name] for name in sorted(names)}
                 found |= new
             self._pickled = dumps(found)
+            self._found = found
         except Exception as error:
             raise ConfigError(
                 f"{', '.join(found) or 'what the config names'}: defined in an interactive session "
@@ -86,6 +90,26 @@ class Definitions:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _define, (self._pickled,)
+
+
+_CHANGING = threading.RLock()
+"""Held while the main module is changed: several threads may have sessions."""
+
+
+@contextmanager
+def as_sent(definitions: Definitions | None) -> Iterator[None]:
+    """Have the main module hold what ``definitions`` were made of: a cell may have defined it anew
+    since then, and an object of a class is pickled by the name that the class has there."""
+    main, found = vars(sys.modules["__main__"]), {} if definitions is None else definitions._found
+    with _CHANGING:
+        now = {name: main[name] for name in found.keys() & main.keys()}
+        main.update(found)
+        try:
+            yield
+        finally:
+            for name in found:
+                main.pop(name, None)
+            main.update(now)
 
 
 def definitions(*values: Any) -> Definitions | None:
