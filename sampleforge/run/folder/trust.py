@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sampleforge.topologies.config import AnyConfig
 
 C = TypeVar("C", bound=Any)
+MAIN = "__main__:"
+"""How the names of code begin that a script or a notebook has defined itself."""
 CODE_OF_MODEL = ("model.encoder", "model.head")
 """Fields of a config, by dotted name, whose values can name code that a policy consists of."""
 CODE_TO_ACT = ("env", "env_kwargs", *CODE_OF_MODEL)
@@ -52,9 +55,10 @@ def trusted(config_file: Path, config: C, trust: Trust, used: Sequence[str] = CO
     """Return ``config``, read from ``config_file``. Raises ConfigError if a value of it names code
     and ``trust`` does not cover it, or if a repeated value differs from the stored one. Only the
     fields ``used`` count. An environment that was a Python object, which no file holds, may be
-    given under a name: it is then that of the config."""
-    if "env" in trust.repeated and config.env.startswith(PREFIX):
-        config = replace(config, env=trust.repeated["env"])
+    given under a name: it is then that of the config. So may code of the program that trained."""
+    for name, value in trust.repeated.items():
+        if str(_value(config, name)).startswith((PREFIX, MAIN)):
+            config = _replaced(config, name, value)
     stored = {name: _value(config, name) for name in IMPORTABLE}
     for name, value in trust.repeated.items():
         if value != stored[name]:
@@ -65,6 +69,8 @@ def trusted(config_file: Path, config: C, trust: Trust, used: Sequence[str] = CO
                 f"{stored[name]!r}; repeat that value, or leave out the flag"
                 f"{other.format(flag) if name in ('env', 'env_kwargs') else ''}"
             )
+    for name, value in naming_code(config, used).items():
+        _check_is_here(config_file, name, value)
     if trust.everything:
         return config
     refused = {
@@ -82,6 +88,26 @@ def trusted(config_file: Path, config: C, trust: Trust, used: Sequence[str] = CO
         "consent. If you know where this folder comes from, add --trust (in Python: trust=True), "
         f"or repeat the values: {repeat}"
     )
+
+
+def _check_is_here(config_file: Path, name: str, value: Any) -> None:
+    """Raise ConfigError if ``value`` of the field ``name`` is code of a script or notebook, which
+    is not the main module of this process."""
+    here = vars(sys.modules["__main__"])
+    if str(value).startswith(MAIN) and str(value).removeprefix(MAIN) not in here:
+        by_name = "my_module:" + str(value).removeprefix(MAIN)
+        raise ConfigError(
+            f"{config_file} names code of the script or notebook that has trained, {name}: "
+            f"{value!r}, which no other program can import. Put it into a module and add "
+            f"{typed(name, by_name)}; or define it in this program, too, if that is one of Python"
+        )
+
+
+def _replaced(config: C, name: str, value: Any) -> C:
+    """Return ``config`` with the value of a field by its dotted name."""
+    first, _, rest = name.partition(".")
+    inner = _replaced(getattr(config, first), rest, value) if rest else value
+    return replace(config, **{first: inner})
 
 
 def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any]:

@@ -187,6 +187,21 @@ def test_an_encoder_can_be_repeated(
     assert canary.exists()
 
 
+def test_code_of_the_program_that_trained_may_be_named_in_a_module(
+    canary: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script or a notebook, which no other program can import: nothing else would help."""
+    own = hostile(canary, trained)["model.encoder"]
+    folder = forged(own, canary.parent / "main", model__encoder="__main__:Encoder")
+    command = ["eval", str(folder), "--episodes", "1"]
+    for said in ([], ["--trust"], ["--model.encoder", "__main__:Encoder"]):
+        assert main([*command, *said]) == 2
+        assert "and add --model.encoder my_module:Encoder" in capsys.readouterr().err
+    assert not canary.exists()
+    assert main([*command, "--model.encoder", "evil:Encoder"]) == 0
+    assert canary.exists()
+
+
 def test_own_environments_resume_as_before(tmp_path: Path, trained_own: Path) -> None:
     """The command line names them again."""
     run = tmp_path / "run"
