@@ -113,6 +113,21 @@ def test_a_program_may_come_through_standard_input(tmp_path: Path) -> None:
     assert {row["custom_twice_mean"] for row in reports if "custom_twice_mean" in row} == {42.0}
 
 
+@pytest.mark.multiprocess(timeout=120)
+def test_a_package_may_train_in_its_main_module(tmp_path: Path) -> None:
+    """By ``python -m package``: multiprocessing imports no ``__main__.py`` in a child process."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(
+        "import sampleforge as sf\n\nclass Mine(sf.Callback):\n"
+        "    def on_episode_end(self, episode):\n        pass\n\n"
+        "if __name__ == '__main__':\n    sf.train(sf.AppoConfig(env='CartPole-v1', num_workers=1,"
+        " train_for_env_steps=500, run_dir='run'), callbacks=[Mine()])\n"
+    )
+    command = [sys.executable, "-m", "package"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 NOTEBOOK = """
 import contextlib, dataclasses, functools, multiprocessing, threading
 from dataclasses import dataclass

@@ -77,16 +77,20 @@ class Definitions:
                 names = _names(new, by_name=new is values) & main.keys() - found.keys()
                 new = {name: main[name] for name in sorted(names)}
                 found |= new
-            self._pickled = dumps(found)
-            self._found = found
+            self._pickled, self._found = dumps(found) if found else b"", found
         except Exception as error:
             raise ConfigError(
-                f"{', '.join(found) or 'what the config names'}: defined in an interactive session "
-                "or a notebook, so that the "
+                f"{', '.join(found) or 'what the config names'}: defined in an interactive "
+                "session, a notebook or a __main__.py, so that the "
                 f"workers get a copy of it, with what it uses, but that is not possible: {error!r}."
                 " Make what cannot be pickled inside it, put it into a module, or train in this "
                 "process alone (--serial)"
             ) from error
+
+    @property
+    def are_any(self) -> bool:
+        """Whether the values refer to anything in the main module."""
+        return bool(self._found)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _define, (self._pickled,)
@@ -113,9 +117,10 @@ def as_sent(definitions: Definitions | None) -> Iterator[None]:
 
 
 def definitions(*values: Any) -> Definitions | None:
-    """Return the `Definitions` of values that are sent to workers, None if the main module is a
-    script, which workers import."""
-    return Definitions(values) if is_interactive() else None
+    """Return the `Definitions` of values that are sent to workers, None if there are none, or if
+    the main module is a script, which workers import."""
+    found = Definitions(values) if is_interactive() else None
+    return found if found is not None and found.are_any else None
 
 
 class _Pickler(ForkingPickler):

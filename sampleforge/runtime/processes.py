@@ -117,11 +117,13 @@ def forget_piped_main() -> None:
 
 
 def is_interactive() -> bool:
-    """Return whether the main module is an interactive session, a notebook or a program from
-    standard input, whose classes and functions no other process can import."""
+    """Return whether the main module is an interactive session, a notebook, a program from
+    standard input or the ``__main__.py`` of a package (``python -m package``), whose classes and
+    functions no other process can import: multiprocessing does not."""
     main = sys.modules["__main__"]
-    has_file = getattr(main, "__file__", "<stdin>") != "<stdin>"
-    return getattr(main, "__spec__", None) is None and not has_file
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return str(spec.name).rpartition(".")[2] == "__main__"
+    return getattr(main, "__file__", "<stdin>") == "<stdin>"
 
 
 def process_context() -> BaseContext:
