@@ -6,15 +6,17 @@ workers of the run with the config that they are handed, and no file: a run fold
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from sampleforge.config import ConfigError
 from sampleforge.runtime import by_value
 
+C = TypeVar("C", bound=Any)
 PREFIX = "object:"
 """The beginning of the name of an object; what follows is for the eye."""
 
@@ -25,10 +27,12 @@ class GivenEnv(str):
     instance, or the `gymnasium.envs.registration.EnvSpec` of an id."""
 
     pickled: bytes
+    given: Any
+    """The object, in the process that was given it, if it makes environments and is none itself."""
 
-    def __new__(cls, name: str, pickled: bytes) -> GivenEnv:
+    def __new__(cls, name: str, pickled: bytes, given: Any = None) -> GivenEnv:
         self = super().__new__(cls, name)
-        self.pickled = pickled
+        self.pickled, self.given = pickled, given
         return self
 
     def __reduce__(self) -> tuple[type[GivenEnv], tuple[str, bytes]]:
@@ -47,6 +51,19 @@ class GivenEnv(str):
             return lambda: by_value.loads(self.pickled)
         factory: Callable[..., Any] = given
         return factory
+
+
+def as_now(config: C) -> C:
+    """Return ``config`` with the environments that are classes or functions as these are now, with
+    what they use: a notebook may have changed that since the config was made. Raises ConfigError
+    for one that cannot be sent to other processes."""
+    envs = {name: getattr(config, name, None) for name in ("env", "evaluate_env")}
+    new = {
+        name: GivenEnv(env, _pickled(env.given), env.given)
+        for name, env in envs.items()
+        if isinstance(env, GivenEnv) and env.given is not None
+    }
+    return dataclasses.replace(config, **new) if new else config
 
 
 def is_instance(env: Any) -> bool:
@@ -68,9 +85,9 @@ def name_of_env(env: Any) -> Any:
     if (found := _importable(env)) is not None:
         return found
     label = re.sub(r"\W+", "", _label(env)) or "environment"
-    return GivenEnv(
-        f"{PREFIX}{label}", _pickled(_of_rows(env) if hasattr(env, "num_envs") else env)
-    )
+    given = _of_rows(env) if hasattr(env, "num_envs") else env
+    kept = None if is_instance(given) else given
+    return GivenEnv(f"{PREFIX}{label}", _pickled(given), kept)
 
 
 def lost(name: str) -> ConfigError:
@@ -90,7 +107,7 @@ def _registered(env_id: str) -> str:
     if str(spec.entry_point).startswith("gymnasium."):
         return env_id
     try:
-        return GivenEnv(env_id, _pickled(spec))
+        return GivenEnv(env_id, _pickled(spec), spec)
     except ConfigError:
         return env_id  # the script or a plugin may register it in the workers, too
 

@@ -214,3 +214,17 @@ def test_workers_step_an_object(tmp_path: Path) -> None:
         train_for_env_steps=4000,
     )
     assert sf.train(config).summary["return_mean"] == 8
+
+
+def test_a_run_begins_with_the_object_as_it_is_then(tmp_path: Path) -> None:
+    """A notebook may change what it uses after the config was made."""
+    limits = {"limit": 8}
+    config = sf.AppoConfig(
+        env=lambda: Cell(**limits),  # type: ignore[arg-type]
+        run_dir=str(tmp_path),
+        serial=True,
+        num_envs_per_worker=8,
+        train_for_env_steps=1000,
+    )
+    limits["limit"] = 3
+    assert sf.train(config).summary["return_mean"] == 3
