@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from sampleforge.config import Checked, check_range
-from sampleforge.env.given import name_of_env
+from sampleforge.env.given import as_now, name_of_env
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class EnvConfig(Checked):
         super().__post_init__()
         check_range(self, "env_timeout", low=0, above=True)
         check_range(self, "max_episode_steps action_repeat", low=1)
+
+    def as_now(self) -> Self:
+        """Return the config with the environments that were given as classes or functions as these
+        are now."""
+        return as_now(self)
 
     def played_in(self, env: str | None, kwargs: Mapping[str, Any]) -> Self:
         """Return the config with the environment ``env`` and the arguments ``kwargs``, or without

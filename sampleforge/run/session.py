@@ -8,7 +8,6 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
-from sampleforge.env.given import as_now
 from sampleforge.run import ending
 from sampleforge.run.callback import (
     Callback,
@@ -118,7 +117,7 @@ class Session:
             self._start()
 
     def _open(self) -> None:
-        self.asked = as_now(self.asked)
+        self.asked = self.asked.as_now()
         self.spec = self._deployment.try_environment(self.asked)
         from sampleforge.run.opening import open_run, with_code
 
