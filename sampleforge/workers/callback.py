@@ -176,7 +176,8 @@ def for_workers(
             raise ConfigError(
                 f"the callback {hook_name(callback, hook)} runs in the workers, each of which gets "
                 f"a copy of the object, but that is not possible: {error}. Define the class at the "
-                "top of a module or script, and make what cannot be pickled in the first hook that "
-                "needs it, or leave it out in __getstate__"
+                "top of a module or script, make the object anew if its class was defined anew, "
+                "and make what cannot be pickled in the first hook that needs it, or leave it out "
+                "in __getstate__"
             ) from error
     return tuple(copies)

@@ -165,6 +165,8 @@ def test_a_callback_without_hooks_in_workers_does_not_reach_them(tmp_path: Path)
 
     with pytest.raises(ConfigError, match=r"Local\.on_episode_end runs in the workers.*locals"):
         for_workers([Local()], processes=True)
+    with pytest.raises(ConfigError, match="make the object anew if its class was defined anew"):
+        for_workers([Local()], processes=True)
     with pytest.raises(ConfigError, match=r"give Driver\(\)"):
         Session(RUNS["appo"], [Driver])  # type: ignore[list-item]
 
