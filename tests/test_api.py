@@ -129,7 +129,7 @@ def test_a_package_may_train_in_its_main_module(tmp_path: Path) -> None:
 
 
 NOTEBOOK = """
-import contextlib, dataclasses, functools, multiprocessing, threading
+import contextlib, dataclasses, functools, gymnasium, multiprocessing, threading
 from dataclasses import dataclass
 from typing import ClassVar
 import sampleforge as sf, torch
@@ -178,8 +178,11 @@ MINE = dataclasses.replace(APPO, algorithm=dataclasses.replace(PPO, new_learner=
 
 rate = lambda progress: 1e-3 * (1 - progress)
 
+def make():
+    return gymnasium.make("CartPole-v1")
+
 train = functools.partial(sf.train, MyConfig(
-    env="CartPole-v1", train_for_env_steps=1000, num_workers=1, run_dir="run", quiet=True,
+    env="__main__:make", train_for_env_steps=1000, num_workers=1, run_dir="run", quiet=True,
     anneal={"learning_rate": "__main__:rate"}, model=sf.ModelConfig(encoder="__main__:Mine"),
 ))
 """

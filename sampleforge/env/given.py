@@ -79,7 +79,8 @@ def name_of_env(env: Any) -> Any:
 
     Raises ConfigError for an object that cannot be sent to other processes."""
     if isinstance(env, str):
-        return _registered(env)
+        own = by_value.of_main(env)
+        return _registered(env) if own is None else name_of_env(own)
     if not callable(env) and not is_instance(env):
         return env
     if (found := _importable(env)) is not None:

@@ -116,6 +116,13 @@ def as_sent(definitions: Definitions | None) -> Iterator[None]:
             main.update(now)
 
 
+def of_main(name: str) -> Any:
+    """Return what ``__main__:NAME`` is in an interactive session or a notebook; None for any other
+    name."""
+    own = name.removeprefix("__main__:")
+    return vars(sys.modules["__main__"]).get(own) if own != name and is_interactive() else None
+
+
 def definitions(*values: Any) -> Definitions | None:
     """Return the `Definitions` of values that are sent to workers, None if there are none, or if
     the main module is a script, which workers import."""
