@@ -23,6 +23,8 @@ MAX_NAME = 64
 """Longest name of a type."""
 OF_ENV = "env_"
 """The beginning of the names of the metrics that an environment reports of its episodes."""
+OF_RUN = frozenset({"steps", "steps_per_s", "frames", "restarts"})
+"""What follows it in the names of the metrics that every run reports."""
 OF_TYPE = "return_mean_agents_"
 """The beginning of the names of the metrics of types; the type follows it."""
 
@@ -119,8 +121,12 @@ class Games:
 
 def stats_of(episode: Episode) -> Mapping[str, float]:
     """Return the statistics of an episode by their names in reports: those of the environment, with
-    its success if that is known, and those of callbacks."""
-    own = {f"{OF_ENV}{name}": value for name, value in episode.stats.items()}
+    its success if that is known, and those of callbacks. One whose name the run has for itself is
+    ``env_own_*``: under its own it would stand in the place of the env steps."""
+    own = {
+        f"{OF_ENV}{'own_' if name in OF_RUN else ''}{name}": value
+        for name, value in episode.stats.items()
+    }
     if episode.success is not None:
         own[f"{OF_ENV}success"] = episode.success
     return {**own, **episode.custom}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sampleforge.env.games import OF_ENV, types_of_seats
+from sampleforge.env.games import OF_ENV, OF_RUN, types_of_seats
 from sampleforge.run.reports.policy_statistics import (
     LAST_EPISODES,
     PolicyStatistics,
@@ -130,7 +130,9 @@ class RunStatistics:
         self._nonfinite_told = False
         self._metrics_told: set[str] = set()
         self._of_env = {
-            name: deque[float](values, window) for name, values in run.get("env_stats", {}).items()
+            name: deque[float](values, window)
+            for name, values in run.get("env_stats", {}).items()
+            if name.removeprefix(OF_ENV) not in OF_RUN  # of a folder that has them
         }
         self._stats: dict[int, Mapping[str, float]] = {}
         """By number, of the episodes whose record has not come, or waits to count."""

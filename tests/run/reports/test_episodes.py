@@ -54,6 +54,15 @@ class Uneven(Sums):
         return found
 
 
+class NamedAsTheRuns(Sums):
+    """Its statistics have the names of metrics that every run has."""
+
+    def step(self, action):
+        *step, info = super().step(action)
+        own = {"steps": 7, "frames": 8, "restarts": 9, "steps_per_s": 10}
+        return *step, {"episode_extra_stats": own} if info else {}
+
+
 def run(folder: Path, cls: type[Any] = AppoConfig, **more: Any) -> dict[str, Any]:
     given = {"env": f"{__name__}:Sums", "num_workers": 1, "num_envs_per_worker": 4, "seed": 1}
     given |= {"serial": True, "run_dir": str(folder), "decorrelate": False, **more}
@@ -174,6 +183,17 @@ def test_the_file_of_an_earlier_version_is_read_as_before(tmp_path: Path) -> Non
     found = mean_returns(*read_rows(written(path, head, lines)), 2)
     assert found["env_steps"].tolist() == [30, 60, 90, 150, 150]
     assert found["return_mean"].tolist() == [3, 4.5, 7.5, 9.5, 5]
+
+
+def test_statistics_do_not_stand_in_the_place_of_the_runs_own_metrics(tmp_path: Path) -> None:
+    run(tmp_path, env=f"{__name__}:NamedAsTheRuns", train_for_env_steps=2000)
+    report = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert report["env_steps"] == report["env_frames"] == 2000
+    assert report["env_restarts"] == 0
+    own = {"env_own_steps": 7, "env_own_frames": 8, "env_own_restarts": 9}
+    assert report.items() >= {**own, "env_own_steps_per_s": 10}.items()
+    row = read_rows(tmp_path / "episodes.csv")[1][0]
+    assert row["env_own_steps"] == "7" and row["env_steps"] != "7"
 
 
 def test_a_row_of_which_a_thinned_file_has_no_episode_is_not_waited_for(tmp_path: Path) -> None:
