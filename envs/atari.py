@@ -80,7 +80,7 @@ class Protocol:
 
     @property
     def max_episode_steps(self) -> int:
-        return self.max_num_frames_per_episode // self.frameskip
+        return -(-self.max_num_frames_per_episode // self.frameskip)
 
 
 class AtariVector(GymnasiumVector):
@@ -214,26 +214,26 @@ class FireReset(gym.Wrapper[Any, Any, Any, Any]):
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
     """Return gymnasium's env with its own preprocessing, which needs OpenCV."""
     import ale_py
-    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit
 
     gym.register_envs(ale_py)
     protocol = Protocol.of(config)
     if protocol.episodic_life:
         raise ConfigError(
             f"{config.env}: episodic_life=True needs ALE's vector env; gymnasium's preprocessing "
-            "begins a new game after each life. Use --env-backend vector"
+            f"begins a new game after each life. Use --env {config.env} --env-backend vector"
         )
     if not protocol.maxpool:
         raise ConfigError(
             f"{config.env}: maxpool=False needs ALE's vector env; gymnasium's preprocessing always "
-            "pools. Use --env-backend vector"
+            f"pools. Use --env {config.env} --env-backend vector"
         )
     env: gym.Env[Any, Any] = gym.make(
         config.env,
         frameskip=1,
         repeat_action_probability=protocol.repeat_action_probability,
         full_action_space=protocol.full_action_space,
-        max_num_frames_per_episode=protocol.max_num_frames_per_episode,
+        max_num_frames_per_episode=None,  # it would count the no-ops, which the time limit does not
         render_mode=render_mode,
         disable_env_checker=True,
     )
@@ -247,6 +247,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     if protocol.use_fire_reset:
         env = FireReset(env)
     env = FrameStackObservation(env, protocol.stack_num, padding_type="zero")
+    env = TimeLimit(env, protocol.max_episode_steps)
     # The console has 60 frames a second.
     env.metadata = dict(env.metadata) | STACKED | {"render_fps": 60 / protocol.frameskip}
     return describe(env, Description(protocol.frameskip, str(protocol), protocol.max_episode_steps))

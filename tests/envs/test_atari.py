@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -110,7 +110,8 @@ def test_a_lost_life_is_terminal_and_the_game_goes_on() -> None:
 
 def test_single_environments_have_no_episodes_of_lives() -> None:
     config = dataclasses.replace(CONFIG, env_backend="single")
-    with pytest.raises(ConfigError, match="begins a new game after each life"):
+    remedy = "begins a new game after each life. Use --env ALE/Breakout-v5 --env-backend vector"
+    with pytest.raises(ConfigError, match=remedy):
         make_vector(config, 1, [0])
 
 
@@ -233,3 +234,26 @@ def test_what_is_recorded_of_lives_is_what_the_policy_saw(
         assert stacks == [stack for _, stack in seen[row][begins : begins + len(stacks)]]
         lives += 1
     assert lives > 2 * ROWS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["vector", "single"])
+@pytest.mark.parametrize(("given", "steps"), [(None, 10), (39, 10), (41, 11)])
+def test_no_ops_and_fire_do_not_count_for_the_time_limit(
+    backend: Literal["vector", "single"], given: int | None, steps: int
+) -> None:
+    """That of --max-episode-steps, or of max_num_frames_per_episode, whose last step is cut."""
+    kwargs = {} if given is None else {"max_num_frames_per_episode": given}
+    limit = steps if given is None else None
+    config = EnvConfig(
+        "ALE/Breakout-v5", kwargs, backend, max_episode_steps=limit, decorrelate=False
+    )
+    vector = make_vector(config, 2, [0, 1])
+    assert vector.spec.max_episode_steps == steps
+    out, lengths = own_outputs(vector.spec, 2), set()
+    vector.reset(out.obs)
+    for _ in range(40):
+        vector.send({"action": np.zeros(2, np.int64)})
+        lengths |= {episode.length for episode in vector.recv(out)}
+    assert lengths == {steps}
+    vector.close()
