@@ -194,6 +194,12 @@ def test_an_environment_that_cannot_be_rendered_is_named(
     assert not list(tmp_path.glob("*.mp4"))
 
 
+@pytest.mark.long
+def test_an_environment_that_is_trained_in_with_a_render_mode_is_filmed(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", "PictureEnv", render_mode="rgb_array")
+    assert filmed(run, tmp_path / "one.mp4", "--episodes", "1") == 0
+
+
 def test_an_environment_that_takes_no_render_mode_is_named_with_the_remedy(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
