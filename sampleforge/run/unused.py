@@ -133,6 +133,11 @@ RULES: tuple[Rule, ...] = (
         "--reward-clip, which clips the scaled rewards",
     ),
     (
+        "reward_scale",
+        lambda run: run.config.reward_clip == "sign",
+        "a reward of any size has the same sign; give --reward-clip a number, or leave it out",
+    ),
+    (
         "target_entropy",
         lambda run: not run.config.learn_temperature,
         "the temperature stays what it is; leave out --no-learn-temperature",

@@ -92,6 +92,8 @@ def told(config: AnyConfig) -> list[str]:
         (AppoConfig(**CARTPOLE, reward_scale=0.1, normalise_returns=False), []),
         (AppoConfig(**CARTPOLE, reward_scale=0.1, reward_clip=1.0), []),
         (AppoConfig(**CARTPOLE, reward_scale=0.1, rnd_coeff=0.5), []),
+        (AppoConfig(**CARTPOLE, reward_scale=0.1, reward_clip="sign"), ["--reward-scale 0.1"]),
+        (SacConfig(**BOX, reward_scale=0.1, reward_clip="sign"), ["--reward-scale 0.1"]),
         (ApexConfig(**CARTPOLE, reward_scale=0.1), ["--reward-scale 0.1"]),
         (SacConfig(**BOX, reward_scale=0.1), []),
         (AppoConfig(**CARTPOLE, noise_correlation=0.1), ["--noise-correlation 0.1"]),
