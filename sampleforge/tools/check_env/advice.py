@@ -284,7 +284,7 @@ def _notes_of_rewards(spec: EnvSpec, values: Values) -> Iterator[str]:
         "Random play saw no reward above 0: where there is one that it hardly ever finds, "
         f"--rnd-coeff 0.5 ({algos}) pays for what is new"
     )
-    if low < FAR_BELOW * high < 0:
+    if low < FAR_BELOW * high < 0 and values.get("reward_median") == high:  # else none is usual
         yield (
             f"All rewards are costs, and some ({low:g}) are over {FAR_BELOW} times as large as "
             f"others ({high:g}): a policy may learn only to avoid these, also beside its goal. "

@@ -267,6 +267,7 @@ def rewards(played: Played) -> Finding:
     text = f"{given.low:g} to {given.high:g}, {_share(given.nonzero, given.count)} not 0{ret}"
     mean = given.total / given.count
     values = {"reward_min": given.low, "reward_max": given.high, "reward_mean": mean}
+    values["reward_median"] = given.quantile(0.5)
     if returns.count >= 5:
         values["return_spread"] = returns.high - returns.low
     if not given.nonzero:

@@ -269,6 +269,7 @@ def line(kind: str, row: Measured) -> str:
         ("CliffWalking-v1", ["--rnd-coeff 0.5 (appo, ", "--reward-clip 1"], []),
         ("tests.support.deep_sea:DeepSea", ["no reward above 0"], ["--reward-clip"]),
         ("CartPole-v1", [], ["no reward above 0", "--reward-clip"]),
+        ("Pendulum-v1", ["no reward above 0"], ["--reward-clip"]),
     ],
 )
 def test_costs_without_a_reward_are_told_with_the_flags_that_help(
