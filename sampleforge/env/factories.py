@@ -37,8 +37,8 @@ def factory_env(
             f"{config.env} cannot be rendered, because its factory takes no render_mode; give it "
             "that parameter, and pass it on to the environment"
         )
-    arguments = SOMEWHERE.arguments(factory, 0, config.env_kwargs)
-    env = _made(config, factory, **{**arguments, **rendering})
+    arguments = {**SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering}
+    env = _made(config, factory, **arguments)
     limit = config.max_episode_frames
     return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)
 
