@@ -10,6 +10,7 @@ of an episode, whole games, raw rewards. Sticky actions are ``--env-kwargs repea
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -31,6 +32,14 @@ NOOP = 0
 """The action of all games that presses nothing."""
 STACKED = {"frame_stack": {"obs": "zero"}}
 """Metadata of both backends: an episode begins with the stack (0, ..., 0, first frame)."""
+
+COUNTED = "frameskip stack_num img_height img_width max_num_frames_per_episode"
+RANGES = {
+    "repeat_action_probability": (0.0, 1.0),
+    "noop_max": (0, math.inf),
+    **dict.fromkeys(COUNTED.split(), (1, math.inf)),
+}
+"""The least and the largest value of the settings of `Protocol`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Protocol:
     def of(cls, config: EnvConfig) -> Protocol:
         """Return the settings of a config: defaults, overridden by env_kwargs and then by
         --max-episode-steps. Raises ConfigError for an unknown key or a value of the wrong type."""
-        protocol = settings_of(cls, config, flags={"clip": "--reward-clip"})
+        protocol = settings_of(cls, config, {"clip": "--reward-clip"}, RANGES)
         if config.max_episode_frames is not None:
             frames = config.max_episode_frames * protocol.frameskip
             protocol = replace(protocol, max_num_frames_per_episode=frames)

@@ -121,7 +121,7 @@ class MinAtarEnv(gym.Env[Any, Any]):
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
     game = GAMES[config.env.removeprefix("MinAtar/").removesuffix("-v1")]
-    settings = settings_of(MinAtarSettings, config)
+    settings = settings_of(MinAtarSettings, config, ranges={"sticky_action_prob": (0.0, 1.0)})
     limit = config.max_episode_frames or MAX_EPISODE_STEPS
     protocol = f"MinAtar, {settings}, episodes cut at {limit} steps, raw rewards"
     env = MinAtarEnv(game, settings, limit, render_mode)

@@ -13,6 +13,7 @@ the previous one, because the engine gives none. Pygame is not imported.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,9 @@ HEALTH = "HEALTH"
 """The game variable with the player's health."""
 PREFIX, ONE_BUTTON, ANY_BUTTONS = "Vizdoom", "-v1", "-MultiBinary-v1"
 IDS = tuple(f"{PREFIX}{name}{kind}" for name in SCENARIOS for kind in (ONE_BUTTON, ANY_BUTTONS))
+
+RANGES = dict.fromkeys(("frame_skip", "width", "height"), (1, math.inf))
+"""The least and the largest value of those of the `Settings` that have some."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ def nearest_pixels(source: tuple[int, int, int], shape: tuple[int, int, int]) ->
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> DoomEnv:
-    settings = settings_of(Settings, config)
+    settings = settings_of(Settings, config, ranges=RANGES)
     env = DoomEnv(config.env, settings, config.max_episode_frames, render_mode)
     return describe(env, Description(settings.frame_skip, protocol(env, config.env), env.limit))
 

@@ -8,6 +8,7 @@ functions, so that its environments can be listed without the simulator.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -32,17 +33,30 @@ __all__ = [
 S = TypeVar("S")
 
 
-def settings_of(cls: type[S], config: EnvConfig, flags: Mapping[str, str] | None = None) -> S:
+def settings_of(
+    cls: type[S],
+    config: EnvConfig,
+    flags: Mapping[str, str] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> S:
     """Return a family's settings, a dataclass ``cls``: its defaults, overridden by env_kwargs.
 
-    ``flags``: part of a key -> the flag that does what such a key asks for. Raises ConfigError for
-    an unknown key or a value of the wrong type."""
+    ``flags``: part of a key -> the flag that does what such a key asks for; ``ranges``: the least
+    and the largest value of a key. Raises ConfigError for an unknown key, a value of the wrong type
+    or out of its range."""
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     for key in config.env_kwargs:
         if key not in names:
             elsewhere = [flag for part, flag in (flags or {}).items() if part in key]
             raise unknown_keyword(config.env, key, elsewhere or names)
-    return from_plain(cls, config.env_kwargs, f"{config.env}, env_kwargs")
+    where = f"{config.env}, env_kwargs"
+    settings = from_plain(cls, config.env_kwargs, where)
+    for key, (low, high) in (ranges or {}).items():
+        value = getattr(settings, key)
+        if not low <= value <= high:
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise ConfigError(f"{where}: {key}: {value} must be at least {low:g}{most}")
+    return settings
 
 
 def refuse_kwargs(config: EnvConfig) -> None:

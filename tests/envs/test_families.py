@@ -258,3 +258,19 @@ def test_atari_refuses_unknown_settings_wrong_types_and_clipping(atari: EnvConfi
         make_vector(replace(atari, env_kwargs={"reward_clipping": True}), 1, [0])
     with pytest.raises(ConfigError, match="env_kwargs: stack_num: 'four' must be a whole number"):
         make_vector(replace(atari, env_kwargs={"stack_num": "four"}), 1, [0])
+
+
+@pytest.mark.parametrize(
+    ("env", "key", "value", "must"),
+    [
+        ("ALE/Breakout-v5", "frameskip", 0, "at least 1"),
+        ("ALE/Breakout-v5", "noop_max", -1, "at least 0"),
+        ("ALE/Breakout-v5", "repeat_action_probability", 25, "at least 0 and at most 1"),
+        ("MinAtar/Breakout", "sticky_action_prob", 2, "at least 0 and at most 1"),
+        ("VizdoomBasic-v1", "frame_skip", 0, "at least 1"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused(env: str, key: str, value: int, must: str) -> None:
+    pytest.importorskip(next(each for each in families() if each.claims(env)).requires or "numpy")
+    with pytest.raises(ConfigError, match=rf"env_kwargs: {key}: {value}(\.0)? must be {must}$"):
+        make_vector(EnvConfig(env=env, env_kwargs={key: value}), 1, [0])
