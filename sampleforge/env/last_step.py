@@ -24,7 +24,8 @@ class LastActionAndReward(gym.Wrapper[dict[str, Any], Any, Any, Any]):
 
     * ``last_action``: a category is its number from 1 on, and 0 at the start of an episode; numbers
       and bits are as they were, and 0 at the start;
-    * ``last_reward``: float32 [1], the environment's own reward, and 0 at the start.
+    * ``last_reward``: float32 [1], the environment's own reward, and 0 at the start; with
+      ``--action-repeat`` that of the last of the repeated steps, not their sum.
 
     An observation that is no Dict becomes the leaf ``obs``.
     """
