@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal, TypeVar
 
 from sampleforge.algorithms.critics_passes import are_dense
@@ -14,7 +15,6 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.critics import Critics, check_bounded_boxes
 from sampleforge.models.encoders import to_be_loaded
 from sampleforge.models.parts import has_actor
-from sampleforge.ops.distributions import action_layout
 from sampleforge.replay.hindsight import hindsight_rollout
 from sampleforge.runtime.torch_settings import usual_torch
 from sampleforge.spec import EnvSpec
@@ -60,7 +60,7 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
             config.replay_capacity or unset["learning_starts"], unset["learning_starts"]
         )
     if isinstance(config, SoftConfig) and config.target_entropy is None:
-        unset["target_entropy"] = -float(action_layout(spec.actions).num_boxes)
+        unset["target_entropy"] = _target_entropy(spec)
     model = config.model
     missing = {n: v for n, v in _OF_MODEL.items() if getattr(model, n) in (None, "auto")}
     # Squashed actions are part of the algorithm, and SAC's spread depends on the state.
@@ -71,6 +71,18 @@ def resolve_defaults(config: Config, spec: EnvSpec) -> Config:
         _check_passes(config, spec)
     rollout = hindsight_rollout(config, config.rollout, spec)
     return dataclasses.replace(config, rollout=rollout)
+
+
+def _target_entropy(spec: EnvSpec) -> float:
+    """Return minus the number of action elements, SAC's rule for actions in -1 to 1. An element
+    whose bounds are equal moves nothing: it may be uniform, with an entropy of log 2, so that the
+    others keep theirs."""
+    bounds = [
+        pair
+        for action in spec.actions.values()
+        for pair in zip(action.env_low or action.low, action.env_high or action.high, strict=True)
+    ]
+    return sum(-1.0 if low < high else math.log(2.0) for low, high in bounds)
 
 
 def _check_passes(config: CriticsRunConfig, spec: EnvSpec) -> None:

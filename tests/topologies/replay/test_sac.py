@@ -23,7 +23,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.run.callback import Callback
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.shared.newest import SharedWeights
-from sampleforge.spec import EnvSpec, action_specs
+from sampleforge.spec import EnvSpec, action_specs, rescaled
 from sampleforge.topologies.config import CrossqConfig, SacConfig, Td3Config
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.pairings.critics_defaults import resolve_defaults
@@ -98,6 +98,15 @@ def test_several_box_leaves_of_any_rank_are_learned() -> None:
     }
     config = resolve_defaults(SacConfig(env="Code"), with_actions(spaces.Dict(leaves)))
     assert config.target_entropy == -5
+
+
+def test_an_element_that_cannot_move_does_not_make_the_others_more_certain() -> None:
+    """It is uniform between -1 and 1, with an entropy of log 2, whatever the others do."""
+    space = spaces.Box(np.array([-2, 3, 0], "f4"), np.array([2, 3, 1], "f4"))
+    spec = with_actions(space)
+    spec = dataclasses.replace(spec, actions={n: rescaled(a) for n, a in spec.actions.items()})
+    entropy = resolve_defaults(SacConfig(env="Code"), spec).target_entropy
+    assert entropy == pytest.approx(-2 + np.log(2))
 
 
 @pytest.mark.parametrize(
