@@ -188,6 +188,26 @@ def test_episodes_that_were_not_drawn_independently_are_left_out_and_said(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("rough_fits")
+def test_episodes_of_the_most_likely_actions_are_left_out_of_a_mixed_dataset(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`record`, and then `record --stochastic` into the same folder."""
+    policy = load_policy(run)
+    drawn = recorded_in(policy, 40)
+    likely = [dataclasses.replace(e, log_probs=None, rewards=e.rewards + 100) for e in drawn[:7]]
+    expected, _ = estimated(run, write_dataset(tmp_path / "drawn", policy.spec, drawn), capsys)
+    both = write_dataset(tmp_path / "both", policy.spec, [*likely, *drawn])
+    result, said = estimated(run, both, capsys)
+    assert "7 episodes were left out, because they have no probabilities of their actions" in said
+    del result["warnings"], expected["warnings"]
+    assert result == {**expected, "episodes_without_probabilities": 7}
+    all_likely = write_dataset(tmp_path / "likely", policy.spec, likely)
+    assert main(["estimate", str(run), str(all_likely)]) == 2
+    assert "they were not recorded; use --record" in capsys.readouterr().err
+
+
+@pytest.mark.long
 def test_an_episode_in_several_parts_is_one_episode(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

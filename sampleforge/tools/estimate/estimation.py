@@ -106,6 +106,7 @@ def estimate(
         "episodes_left_out": sorted_out.incomplete,
         "episodes_beside_cut": sorted_out.beside_cut,
         "episodes_not_independent": sorted_out.dependent,
+        "episodes_without_probabilities": sorted_out.without_probabilities,
         **{f"dropped_{name}": count for name, count in data.dropped._asdict().items()},
         "steps": sum(map(len, episodes)),
         "ratios_clipped": _clipped(trajectories, rule),
@@ -125,7 +126,8 @@ class SortedOut(NamedTuple):
     the episode's, and ``beside_cut`` ones, see `_chosen_by_time`. ``incomplete``: the number of
     those that are not recorded from beginning to end, or were shortened. ``untimed``: the number of
     these of which it is not known when they were cut; ``unmarked``: that of weighable ones that do
-    not say how their actions were drawn."""
+    not say how their actions were drawn; ``without_probabilities``: that of whole ones without the
+    probabilities of their actions, as those of the most likely actions."""
 
     weighable: list[StoredEpisode]
     others: list[StoredEpisode]
@@ -134,6 +136,7 @@ class SortedOut(NamedTuple):
     incomplete: int
     untimed: int
     unmarked: int
+    without_probabilities: int
 
 
 def _sorted_out(data: OfflineDataset) -> SortedOut:
@@ -146,7 +149,7 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
     independent: list[StoredEpisode] = []
     dependent: list[StoredEpisode] = []
     cut: list[tuple[int, int]] = []
-    incomplete = untimed = 0
+    incomplete = untimed = without_probabilities = 0
     for episode in whole_episodes(data.episodes()):
         is_independent = episode.independent is None or bool(episode.independent.all())
         if episode.shortened or not (episode.begins and episode.ends):
@@ -157,21 +160,24 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
                 cut.append(episode.span)
             continue
         if episode.log_probs is None:
-            raise ConfigError(_why_no_log_probs(data))
+            without_probabilities += 1
+            continue
         # The observation after the last step, from which no action is taken, is not needed.
         kept = dataclasses.replace(
             episode, observations={n: leaf[:-1] for n, leaf in episode.observations.items()}
         )
         (independent if is_independent else dependent).append(kept)
+    if without_probabilities and not (independent or dependent):
+        raise ConfigError(_why_no_log_probs(data))
     weighable, beside_cut = _chosen_by_time(independent, cut)
     if len(weighable) < LEAST_EPISODES:
         raise ConfigError(
             f"{data.source} has {len(weighable)} episodes that an estimate can use, and it needs "
             f"at least {LEAST_EPISODES}: {incomplete} were not recorded from beginning to end, or "
             f"were shortened by --decorrelate, {len(beside_cut)} began while one of these was "
-            f"going on, and in {len(dependent)} the actions were not drawn independently "
-            f"({_NOT_INDEPENDENT}); record a longer training, or the policy with `sampleforge "
-            "record --stochastic`"
+            f"going on, {without_probabilities} have no probabilities of their actions, and in "
+            f"{len(dependent)} the actions were not drawn independently ({_NOT_INDEPENDENT}); "
+            "record a longer training, or the policy with `sampleforge record --stochastic`"
         )
     return SortedOut(
         weighable,
@@ -181,6 +187,7 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
         incomplete,
         untimed,
         sum(episode.independent is None for episode in weighable),
+        without_probabilities,
     )
 
 
@@ -345,6 +352,11 @@ def _data_warnings(data: OfflineDataset, given: SortedOut, rule: EstimationRule)
             f"{given.beside_cut} episodes were left out, because they began while one was going on "
             "that was not recorded to its end, as at the end of the recording: those of that time "
             f"that are complete are rather short{fitted}"
+        )
+    if given.without_probabilities:
+        warnings.append(
+            f"{given.without_probabilities} episodes were left out, because they have no "
+            "probabilities of their actions, as where `sampleforge record` has no --stochastic"
         )
     if given.dependent:
         warnings.append(
