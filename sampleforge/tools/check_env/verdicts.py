@@ -306,7 +306,8 @@ def episodes(spec: EnvSpec, played: Played) -> Finding:
     """Judge how episodes end."""
     limit, lengths = spec.max_episode_steps, played.lengths
     count = lengths.count
-    limited = f"time limit {limit:,}" if limit is not None else "no time limit"
+    missing = "the time limit is not declared" if played.truncated else "no time limit"
+    limited = f"time limit {limit:,}" if limit is not None else missing
     values = {"episodes": float(count), "max_episode_steps": limit and float(limit)}
     if limit is None and count == played.truncated >= 3 and lengths.low == lengths.high:
         values["cut_after"] = lengths.high

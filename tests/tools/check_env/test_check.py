@@ -249,6 +249,7 @@ def limited(limit: int | None) -> EnvSpec:
         ([10, 20, 30], (3, 0), 50, "ok", "3 ended, 3 terminated, 0 truncated; 10 to 30 steps"),
         ([10, 20, 50], (2, 1), 50, "ok", "time limit 50"),
         ([10, 20, 30], (3, 0), None, "note", "no time limit"),
+        ([10, 20, 64], (2, 1), None, "ok", "the time limit is not declared"),
         ([50, 50, 50], (3, 0), None, "note", "all ended by terminated=True after the same"),
         ([], (0, 0), 500, "note", "none ended in 0 env steps; time limit 500"),
         ([], (0, 0), None, "warning", "there is no time limit"),
