@@ -287,7 +287,8 @@ class MemberRun:
 
 class Rounds(Callback):
     """Ends the rounds of a member while its session runs, and stops the session where the member
-    changes or its turn is over. ``is_done``: the stop condition was reached."""
+    changes or its turn is over. ``is_done``: it has ended otherwise, by its stop condition or by
+    `Session.stop` of a callback."""
 
     def __init__(self, member: MemberRun) -> None:
         self.change: MemberChange | None = None
@@ -322,4 +323,4 @@ class Rounds(Callback):
             session.stop()
 
     def on_stop(self, session: Session) -> None:
-        self.is_done = session.graph.progress.done
+        self.is_done = session.graph.progress.done or not self._ended

@@ -14,7 +14,9 @@ import torch
 
 from sampleforge.populations import lineage
 from sampleforge.populations.rounds import ExploitRule, ExploreRule, MemberChange, Parameter
+from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
+from sampleforge.run.session import Session
 from sampleforge.tools.pbt.member import MemberJob, MemberRun
 from sampleforge.tools.pbt.member_change import MemberRules, changed_checkpoint, decide
 from sampleforge.tools.pbt.published import Published, lineage_file, run_folder
@@ -395,6 +397,32 @@ def test_a_member_that_is_killed_at_the_end_of_a_round_makes_its_change_when_it_
     assert len(events) == len(set(events))
     state = again.states.of("0")
     assert state is not None and ("score", state.round) == [e for e in events if "score" in e][-1]
+
+
+class StopsEarly(Callback):
+    """A callback of the user's that ends the training; ``starts`` counts its sessions."""
+
+    starts = 0
+
+    def on_start(self, session: Session) -> None:
+        StopsEarly.starts += 1
+        assert StopsEarly.starts < 3, "the member begins again and again"
+
+    def on_poll(self, session: Session) -> None:
+        if session.graph.progress.env_steps >= 1500:
+            session.stop()
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_callback_may_end_a_member(tmp_path: Path, turns: bool) -> None:
+    StopsEarly.starts = 0
+    config = replace(small(tmp_path, AppoConfig, "0", 1), callbacks=(f"{__name__}:StopsEarly",))
+    job = MemberJob(tmp_path, "0", config, replace(RULES, turns=turns))
+    statuses = [MemberRun(job).run() for _ in range(1 + turns)]
+    assert statuses[-1] == "finished"
+    last = lineage.read(lineage_file(tmp_path, "0"))[-1]
+    assert last["event"] == "score" and 1500 <= last["env_steps"] < 3000
+    assert MemberRun(job).run() == "finished" and StopsEarly.starts == 1 + turns
 
 
 @pytest.mark.long
