@@ -31,9 +31,9 @@ def writing(path: Path) -> Iterator[None]:
 
 def unusable(folder: Path, error: OSError) -> ConfigError:
     """Return the error of a run folder that cannot be made or read, because of ``error``."""
+    where = "" if error.filename is None else f" ({error.filename})"
     return ConfigError(
-        f"run folder {folder} cannot be used: {error.strerror} ({error.filename}); "
-        "give another --run-dir"
+        f"run folder {folder} cannot be used: {error.strerror}{where}; give another --run-dir"
     )
 
 

@@ -9,6 +9,7 @@ unknown source cannot run code.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import signal
 import time
@@ -65,6 +66,11 @@ STOP_S = 45.0
 class LaunchFailed(UserError, RuntimeError):
     """No job of a sweep or population succeeds, or none can be started; the message has the error
     of the last one, or the reason."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk."""
+MAKE_ROOM = "make room, and the same command goes on"
 
 
 class Jobs:

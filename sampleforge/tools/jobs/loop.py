@@ -14,7 +14,15 @@ from sampleforge.run.folder.kinds import Kind, check_kind
 from sampleforge.run.folder.trust import check_places
 from sampleforge.runtime.folder_lock import lock_folder
 from sampleforge.runtime.interrupts import Interrupts
-from sampleforge.tools.jobs.jobs import STOP_S, Jobs, JobsConfig, JobsScreen
+from sampleforge.tools.jobs.jobs import (
+    FULL,
+    MAKE_ROOM,
+    STOP_S,
+    Jobs,
+    JobsConfig,
+    JobsScreen,
+    LaunchFailed,
+)
 from sampleforge.tools.jobs.local import LocalJobs
 from sampleforge.tools.jobs.slurm import SlurmJobs
 
@@ -96,7 +104,7 @@ def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool)
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the jobs in order, with their checkpoints, a second one
     at once; with ``leave`` they go on. Jobs that still run are ended also after an error, which is
-    raised.
+    raised, that of a full disk as LaunchFailed.
     """
     interrupts = Interrupts(jobs.kill)
     with interrupts:
@@ -104,7 +112,8 @@ def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool)
         leaves = False
         try:
             while not launched.done and interrupts.received is None:
-                launched.step()
+                with _room():
+                    launched.step()
                 for text in jobs.take_messages():
                     screen.say(text)
                 screen.update()
@@ -117,6 +126,18 @@ def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool)
             screen.close()
             jobs.close()
     return interrupts.exit_code
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Return a context that turns the error of a full disk into `LaunchFailed`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        file = "" if error.filename is None else f" ({error.filename})"
+        raise LaunchFailed(f"{error.strerror}{file}; {MAKE_ROOM}") from error
 
 
 def end_jobs(jobs: Jobs) -> None:

@@ -14,14 +14,16 @@ from sampleforge.env.probe import EnvProbeError
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.run.callback import Callback
 from sampleforge.run.ending import describe
+from sampleforge.run.folder.files import CannotWrite
 from sampleforge.run.session import Session
 from sampleforge.runtime.files import write_json
-from sampleforge.tools.jobs.jobs import EndingInOrder
+from sampleforge.tools.jobs.jobs import FULL, EndingInOrder
 from sampleforge.tools.tracking import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
 
-Status = Literal["finished", "stopped", "interrupted", "failed"]
-"""stopped: by `ask_to_stop`; interrupted: by the end of the job."""
+Status = Literal["finished", "stopped", "interrupted", "failed", "unwritten"]
+"""stopped: by `ask_to_stop`; interrupted: by the end of the job; unwritten: failed because the run
+folder could not be written, as on a full disk."""
 _OUTCOME, _STOP = "outcome.json", "stop"
 _LOOK_S = 1.0
 
@@ -60,9 +62,15 @@ def with_outcome(folder: Path, work: Callable[[], Status]) -> None:
         status = work()
     except Exception as error:
         text = str(error) if isinstance(error, ConfigError) else describe(error)
-        write_outcome(folder, Outcome("failed", text))
+        write_outcome(folder, Outcome("unwritten" if _unwritten(error) else "failed", text))
         raise
     write_outcome(folder, Outcome(status))
+
+
+def _unwritten(error: Exception) -> bool:
+    """Return whether a run has failed because its folder could not be written."""
+    full = getattr(error.__cause__, "errno", None) in FULL
+    return isinstance(error, CannotWrite) or (isinstance(error, ConfigError) and full)
 
 
 def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:

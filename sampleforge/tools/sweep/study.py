@@ -4,7 +4,8 @@ and pruners; and as text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.text import Text
 from sampleforge.config import LARGEST_SEED, ConfigError
 from sampleforge.run.folder.kinds import STUDY
 from sampleforge.run.folder.trust import check_places
+from sampleforge.tools.jobs.jobs import MAKE_ROOM, LaunchFailed
 from sampleforge.tools.sweep.spec import SweepSpec
 
 if TYPE_CHECKING:
@@ -75,6 +77,21 @@ def open_study(folder: Path, **new: Any) -> optuna.Study:
         text = str(error).splitlines()[0]
         raise ConfigError(f"{folder / STUDY} cannot be read: {text}") from error
     return study
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[None]:
+    """Return a context that turns an error of the storage of the sweep in ``folder``, as on a full
+    disk, into `LaunchFailed`."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (import_optuna().exceptions.StorageInternalError, SQLAlchemyError) as error:
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        raise LaunchFailed(f"{folder / STUDY} cannot be written: {reason}; {MAKE_ROOM}") from error
 
 
 def results(study: optuna.Study) -> list[TrialResult]:

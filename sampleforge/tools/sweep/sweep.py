@@ -43,6 +43,7 @@ from sampleforge.tools.sweep.study import (
     pruner,
     results,
     sampler,
+    storing,
     trial_state,
 )
 from sampleforge.topologies.starts import seed_of_policy
@@ -73,7 +74,8 @@ class Sweep:
         self._spec, self.folder, self._jobs = spec, folder, jobs
         self._distributions = {name: distribution(spec, name) for name in spec.search}
         study = open_study(folder, direction=spec.method.direction)
-        self._keep_spec(study)
+        with storing(folder):
+            self._keep_spec(study)
         earlier = len(study.trials)
         self.study = open_study(
             folder,
@@ -143,13 +145,15 @@ class Sweep:
 
     def step(self) -> None:
         """Take the reports of the running trials, end those that have ended or are to be pruned,
-        and start new ones. Raises LaunchFailed if no trial runs at all."""
-        for running in self._trials.values():
-            self._take_reports(running)
-        for name in self._jobs.take_ended():
-            if name in self._trials:
-                self._end(name)
-        self._start()
+        and start new ones. Raises LaunchFailed if no trial runs at all, or if the folder cannot be
+        written."""
+        with storing(self.folder):
+            for running in self._trials.values():
+                self._take_reports(running)
+            for name in self._jobs.take_ended():
+                if name in self._trials:
+                    self._end(name)
+            self._start()
 
     def _start(self) -> None:
         """Start trials in the free places: first those that had begun."""
@@ -212,7 +216,8 @@ class Sweep:
         self._trials[name].step = max(frozen.intermediate_values, default=-1)
         if name in self._jobs.running:
             return
-        if read_outcome(self._run_dir(frozen.number)) is not None:
+        outcome = read_outcome(self._run_dir(frozen.number))
+        if outcome is not None and outcome.status != "unwritten":
             self._end(name)
         else:
             self._to_start.append(name)
@@ -240,7 +245,8 @@ class Sweep:
                     ask_to_stop(self._run_dir(running.trial.number))
 
     def _end(self, name: str) -> None:
-        """Take the outcome of a trial whose job has ended."""
+        """Take the outcome of a trial whose job has ended. Raises LaunchFailed if it could not be
+        written: it goes on when the sweep is resumed."""
         running = self._trials[name]
         folder = self._run_dir(running.trial.number)
         self._take_reports(running)
@@ -253,6 +259,10 @@ class Sweep:
             self._fail(name, f"its job was killed {running.kills} times; {self._log_tail(name)}")
         elif outcome.status == "interrupted":
             self._go_on(name)
+        elif outcome.status == "unwritten":
+            raise LaunchFailed(
+                f"trial {name}: {outcome.error}. Once there is room, the same command goes on"
+            )
         elif outcome.status == "failed":
             self._fail(name, outcome.error or "unknown error")
         elif outcome.status == "stopped":

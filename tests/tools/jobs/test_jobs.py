@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.text import Text
 
 from sampleforge.config import ConfigError
-from sampleforge.tools.jobs.jobs import JobsConfig
+from sampleforge.tools.jobs.jobs import JobsConfig, JobsScreen, LaunchFailed
 from sampleforge.tools.jobs.local import LocalJobs, cores_of, gpu_names, gpu_of
-from sampleforge.tools.jobs.loop import open_jobs
-from tests.support.jobs import Fail, WaitForEnd, Write
+from sampleforge.tools.jobs.loop import open_jobs, run_jobs
+from tests.support.jobs import Fail, JobsAtOnce, WaitForEnd, Write
 
 PATIENCE_S = 40.0
 
@@ -143,3 +145,17 @@ def test_without_gpus_none_is_chosen() -> None:
 def test_flags_of_jobs_that_do_not_fit_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         JobsConfig(**wrong)  # type: ignore[arg-type]
+
+
+class DiskIsFull:
+    """A sweep or a population that cannot write."""
+
+    done = False
+
+    def step(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "lineage.jsonl")
+
+
+def test_a_full_disk_ends_the_command_with_the_reason_and_what_helps() -> None:
+    with pytest.raises(LaunchFailed, match=r"No space left on device \(lineage.*the same command"):
+        run_jobs(DiskIsFull(), JobsAtOnce(), JobsScreen(Text, list), leave=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from sampleforge.config import ConfigError
+from sampleforge.run.folder.files import writing
 from sampleforge.tools.jobs.jobs import LaunchFailed
 from sampleforge.tools.jobs.training_job import (
     Outcome,
@@ -253,6 +257,30 @@ def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
         LaunchFailed, match=r"first 3 trials to end have all failed; trial 0002: Traceback"
     ):
         run(new_sweep(tmp_path, TrainingsAtOnce(failing)))
+
+
+def on_a_full_disk(config: Any) -> Iterator[dict[str, Any]]:
+    with writing(Path(config.run_dir) / "metrics.jsonl"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    yield {}
+
+
+def test_a_full_disk_ends_a_sweep_and_its_trials_go_on_later(tmp_path: Path) -> None:
+    with pytest.raises(LaunchFailed, match=r"trial 0000: .*No space left.*the same command goes"):
+        run(new_sweep(tmp_path, TrainingsAtOnce(on_a_full_disk)))
+    summary = run(new_sweep(tmp_path, FakeJobs()))
+    assert (summary["trials"], summary["complete"], summary["failed"]) == (6, 6, 0)
+
+
+def test_a_storage_that_cannot_be_written_ends_a_sweep_with_the_reason(tmp_path: Path) -> None:
+    sweep = new_sweep(tmp_path, FakeJobs())
+    with closing(sqlite3.connect(tmp_path / "sweep" / "study.db")) as storage:
+        storage.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON trials "
+            "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+        )
+    with pytest.raises(LaunchFailed, match=r"study.db cannot be written: database or disk is full"):
+        sweep.step()
 
 
 class FirstGoesOn(TrainingsAtOnce):
