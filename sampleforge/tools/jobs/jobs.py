@@ -70,7 +70,7 @@ class LaunchFailed(UserError, RuntimeError):
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk."""
-MAKE_ROOM = "make room, and the same command goes on"
+MAKE_ROOM = "make room, and the same command with its --folder goes on"
 
 
 class Jobs:
@@ -82,6 +82,7 @@ class Jobs:
         self._jobs: dict[str, Any] = {}
         self._logs: dict[str, Path] = {}
         self._messages: list[str] = []
+        self._unused: set[str] = set()
 
     @property
     def free(self) -> int:
@@ -103,6 +104,16 @@ class Jobs:
         for the moment is not `running` afterwards, and to be started later. Raises LaunchFailed if
         no job runs and nothing says that it will be taken."""
         raise NotImplementedError
+
+    def tell_unused(self, name: str, folder: Path) -> None:
+        """Have the user told, once of each, of the settings that have no effect in the run in
+        ``folder``, which is shown as ``name``: the runs of jobs print nothing, but log it."""
+        with suppress(OSError):
+            for line in (folder / "log.txt").read_text(errors="replace").splitlines():
+                text = line.partition(" warning ")[2].strip()
+                if " has no effect: " in text and (flag := text.split()[0]) not in self._unused:
+                    self._unused.add(flag)
+                    self._messages.append(f"{name}: {text}")
 
     def take_messages(self) -> list[str]:
         """Return what the user is to be told, and was not told before."""

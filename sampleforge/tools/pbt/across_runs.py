@@ -129,6 +129,7 @@ class Population:
 
     def _end(self, member: str) -> None:
         """Take the outcome of a member's job."""
+        self._tell_unused(member)
         status = self._members[member]
         outcome = read_outcome(run_folder(self._folder, member))
         if outcome is not None and outcome.status == "finished":
@@ -156,6 +157,9 @@ class Population:
             raise LaunchFailed(f"{self._failures} jobs have failed; {status.error}")
         self._check_deaths(status, "")
 
+    def _tell_unused(self, member: str) -> None:
+        self._jobs.tell_unused(f"member {member}", run_folder(self._folder, member))
+
     def _check_deaths(self, status: MemberStatus, hint: str) -> None:
         """Give up a member that has died, or was ended, too often without progress."""
         if status.deaths <= self.settings.max_restarts:
@@ -179,6 +183,8 @@ class Population:
         """Return all members, by their ids."""
         for member, state in self._states.read().items():
             if member in self._members:
+                if self._members[member].published is None:
+                    self._tell_unused(member)
                 self._members[member].published = state
         return list(self._members.values())
 

@@ -226,6 +226,9 @@ class Sweep:
         """Tell Optuna the new reports of a trial, and ask its job to stop if it is pruned."""
         points, metric = self._spec.method.pruning_points, self._spec.method.metric
         for report in running.tail.read():
+            if not running.fraction and report["env_steps"]:  # what is told at the start is told
+                number = running.trial.number
+                self._jobs.tell_unused(f"trial {number:04d}", self._run_dir(number))
             running.fraction = max(running.fraction, self._spec.fraction(report))
             running.names |= report.keys()
             if metric not in report:
@@ -261,7 +264,8 @@ class Sweep:
             self._go_on(name)
         elif outcome.status == "unwritten":
             raise LaunchFailed(
-                f"trial {name}: {outcome.error}. Once there is room, the same command goes on"
+                f"trial {name}: {outcome.error}. Once there is room, the same command with its "
+                "--folder goes on"
             )
         elif outcome.status == "failed":
             self._fail(name, outcome.error or "unknown error")

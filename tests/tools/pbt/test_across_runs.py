@@ -73,6 +73,15 @@ def run(population: Population) -> dict[str, Any]:
     raise AssertionError("it never ends")
 
 
+def test_a_setting_without_effect_is_told_of_once(tmp_path: Path) -> None:
+    """The runs of members are quiet, and only their logs said so."""
+    config = replace(CONFIG, vtrace_rho=0.5, train_for_env_steps=1000)
+    jobs = JobsAtOnce(limit=2)
+    run(new_population(tmp_path, jobs, replace(SETTINGS, config=config)))
+    (text,) = jobs.take_messages()
+    assert text.startswith("member 0: --vtrace-rho 0.5 has no effect: it is for")
+
+
 @pytest.mark.long
 def test_members_take_turns_where_there_are_fewer_jobs(tmp_path: Path) -> None:
     jobs = JobsAtOnce(limit=1)

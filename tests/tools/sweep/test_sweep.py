@@ -266,7 +266,7 @@ def on_a_full_disk(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_a_full_disk_ends_a_sweep_and_its_trials_go_on_later(tmp_path: Path) -> None:
-    with pytest.raises(LaunchFailed, match=r"trial 0000: .*No space left.*the same command goes"):
+    with pytest.raises(LaunchFailed, match=r"trial 0000: .*No space left.*the same command with"):
         run(new_sweep(tmp_path, TrainingsAtOnce(on_a_full_disk)))
     summary = run(new_sweep(tmp_path, FakeJobs()))
     assert (summary["trials"], summary["complete"], summary["failed"]) == (6, 6, 0)
@@ -281,6 +281,20 @@ def test_a_storage_that_cannot_be_written_ends_a_sweep_with_the_reason(tmp_path:
         )
     with pytest.raises(LaunchFailed, match=r"study.db cannot be written: database or disk is full"):
         sweep.step()
+
+
+def with_a_setting_that_nothing_reads(config: Any) -> Iterator[dict[str, Any]]:
+    line = f"--lr-target-kl {config.gamma} has no effect: it is for --lr-schedule kl_adaptive\n"
+    (Path(config.run_dir) / "log.txt").write_text(f"2026-01-01 00:00:00 session  warning {line}")
+    yield from towards_100_gamma(config)
+
+
+def test_a_setting_without_effect_is_told_of_once(tmp_path: Path) -> None:
+    """The runs of trials are quiet, and only their logs said so."""
+    jobs = TrainingsAtOnce(with_a_setting_that_nothing_reads)
+    run(new_sweep(tmp_path, jobs))
+    (text,) = jobs.take_messages()
+    assert text.startswith("trial 0000: --lr-target-kl ") and " has no effect: it is for" in text
 
 
 class FirstGoesOn(TrainingsAtOnce):
