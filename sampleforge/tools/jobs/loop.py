@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,11 @@ def _locked(path: Path, kind: Kind) -> Iterator[Path]:
     yield its absolute path. Raises ConfigError if it cannot be used, if it is of another ``kind``,
     or if a link in it leads out of it."""
     folder = path.absolute()
+    if pattern := re.search("%[0-9A-Za-z]", str(folder)):
+        raise ConfigError(
+            f"--folder {folder}: {pattern[0]} stands for a number of the job in the names of its "
+            "files; give a folder without %"
+        )
     check_kind(folder, kind, "--folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -107,9 +107,12 @@ class SweepSpec:
     def num_trials(self) -> int:
         if self.method.trials is not None:
             return self.method.trials
-        if self.method.sampler == "grid":
-            return math.prod(len(self.grid(name)) for name in self.search)
-        return 20
+        return self.num_points if self.method.sampler == "grid" else 20
+
+    @property
+    def num_points(self) -> int:
+        """Number of points of the grid. Raises ConfigError for a range without a step."""
+        return math.prod(len(self.grid(name)) for name in self.search)
 
     def is_whole(self, name: str) -> bool:
         """Return whether a setting is a whole number."""
@@ -192,7 +195,11 @@ def read_spec(path: Path) -> SweepSpec:
         near = nearest(name, keys, 1)
         hint = f". Did you mean {near[0]}?" if near else ""
         raise ConfigError(f"{path}: unknown key {name!r}{hint}")
-    method = from_plain(SearchMethod, content, str(path))
+    try:
+        method = from_plain(SearchMethod, content, str(path))
+    except ConfigError as error:
+        text = str(error).removeprefix("--")  # a key of the file, and no flag
+        raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from error
     try:
         config_class(method.algo)
     except ConfigError as error:
@@ -227,6 +234,11 @@ def _check(spec: SweepSpec, path: Path) -> None:
         if spec.is_whole(name):
             _check_whole(values, f"{path}: search: {name}")
     ends = {name: _ends(spec, name) for name in spec.search}
+    if spec.method.sampler == "grid" and spec.num_trials > spec.num_points:
+        raise ConfigError(
+            f"{path}: trials {spec.num_trials}: the grid has {spec.num_points} points, and each is "
+            "tried once; leave out trials"
+        )
     _check_fault_of_all(spec, ends)
     configs = [
         _config_with(spec, name, value, ends) for name, values in ends.items() for value in values

@@ -50,3 +50,19 @@ def test_a_command_refuses_the_folder_of_another_kind_and_changes_nothing_in_it(
     error = " ".join(capsys.readouterr().err.split())
     assert f"is the folder of a {kind} (it has {FILES[kind][0]})" in error
     assert {path: path.read_text() for path in Path("folder").rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", ["sweep", "population of runs"])
+def test_a_folder_whose_name_a_launcher_would_change_is_refused(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Slurm and its local stand-in put the number of the job there: into another folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(SPEC)
+    words = ["100%j" if word == "folder" else word for word in COMMANDS[command]]
+    assert main(words) == 2
+    assert "%j stands for a number of the job" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["spec.yaml"]

@@ -126,7 +126,12 @@ search:
         (f"algo: appo\nsampler: grid\n{CONFIG}{SEARCH}", "a grid needs choices"),
         (f"algo: appo\npruner: medain\n{CONFIG}{SEARCH}", "median"),
         (f"algo: appo\nseed: 4294967296\n{CONFIG}{SEARCH}", "at most 4294967295"),
-        (f"algo: appo\ntrials: 0\n{CONFIG}{SEARCH}", "trials"),
+        (f"algo: appo\ntrials: 0\n{CONFIG}{SEARCH}", "sweep.yaml: trials 0: must be at least 1"),
+        (
+            f"algo: appo\nsampler: grid\ntrials: 4\n{CONFIG}"
+            "search: {num_epochs: {low: 1, high: 3}}",
+            "trials 4: the grid has 3 points",
+        ),
         (
             f"algo: appo\n{CONFIG}search: {{gamma: {{choices: [0.99, 1.5]}}}}",
             "search: gamma: no trial can have 1.5 (--gamma 1.5",
