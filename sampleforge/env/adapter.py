@@ -103,7 +103,8 @@ class ActionAdapter:
 
     def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
         """Return the actions with scales, bounds and offsets applied: leaf -> [rows, ...] in the
-        dtype of its space. Leaves that change are new arrays."""
+        dtype of its space. Arrays that an environment may write to are new ones: all but those of
+        Discrete leaves."""
         return {name: convert(actions[name]) for name, convert in self._leaves}
 
     def per_row(self, actions: Mapping[str, Array], rows: int) -> list[Any]:
@@ -137,7 +138,9 @@ def _to_env(spec: ActionSpec, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
     if spec.kind == "box":
         return _box_to_env(spec)
     if spec.kind == "multibinary" or not np.any(spec.start):
-        return (lambda a: a) if spec.dtype == dtype else (lambda a: a.astype(dtype))
+        if spec.kind == "discrete" and spec.dtype == dtype:
+            return lambda a: a  # an environment is given an int of it
+        return lambda a: a.astype(dtype)
     offsets = action_offsets(spec)
     return lambda a: (a + offsets).astype(dtype, copy=False)
 

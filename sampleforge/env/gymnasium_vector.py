@@ -122,7 +122,9 @@ class GymnasiumVector(EnvVector):
         self._check_masks(obs)
 
     def _begin(self, actions: dict[str, Array]) -> None:
-        self._actions = unflatten(self.action_space, actions, ACTION)
+        # It may write to what it is given, and the slots keep a Discrete leaf that is passed on.
+        own = {name: array.copy() for name, array in actions.items()}
+        self._actions = unflatten(self.action_space, own, ACTION)
         if isinstance(self._env, AsyncVectorEnv):
             self._env.step_async(self._actions)
 
