@@ -22,10 +22,13 @@ from sampleforge.env.vector import EnvVector
 
 
 def factory_env(
-    config: EnvConfig, factory: Callable[..., Any], render_mode: str | None = None
+    config: EnvConfig,
+    factory: Callable[..., Any],
+    render_mode: str | None = None,
+    place: Place = SOMEWHERE,
 ) -> Env:
-    """Return one environment of a factory. Raises ConfigError if it makes rows, or if it is to be
-    rendered and its factory takes no ``render_mode``."""
+    """Return one environment of a factory, which has the ``place``. Raises ConfigError if it makes
+    rows, or if it is to be rendered and its factory takes no ``render_mode``."""
     if takes(factory, "num_envs"):
         raise ConfigError(
             f"{config.env} makes rows (it takes num_envs), and this needs a single environment; "
@@ -37,7 +40,7 @@ def factory_env(
             f"{config.env} cannot be rendered, because its factory takes no render_mode; give it "
             "that parameter, and pass it on to the environment"
         )
-    arguments = {**SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering}
+    arguments = {**place.arguments(factory, 0, config.env_kwargs), **rendering}
     env = _made(config, factory, **arguments)
     limit = config.max_episode_frames
     return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)

@@ -187,21 +187,22 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place
         return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
 
 
-def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
+def make_single(config: EnvConfig, render_mode: str | None = None, place: Place = SOMEWHERE) -> Env:
     """Return a single environment, of gymnasium or PettingZoo, with its raw rewards, for videos or
-    use by hand; evaluation uses `make_vector`. It takes each action once."""
+    use by hand; evaluation uses `make_vector`. It takes each action once. ``place``: its own, for a
+    factory that asks for it."""
     with making():
-        return _single(config, render_mode)
+        return _single(config, render_mode, place)
 
 
-def _single(config: EnvConfig, render_mode: str | None) -> Env:
+def _single(config: EnvConfig, render_mode: str | None, place: Place) -> Env:
     factory, config = resolve(config)
     if factory is None:
         family = find(config.env)
         make = gymnasium_env if family is None else family.make_single
         with refusing_keywords(config):
             return make(config, render_mode)
-    return factory_env(config, factory, render_mode)
+    return factory_env(config, factory, render_mode, place)
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:

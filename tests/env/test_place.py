@@ -59,6 +59,15 @@ def test_each_kind_of_factory_is_given_what_it_asks_for() -> None:
     assert made_by("single", rows=2, worker_index=40) == [(40, 6), (40, 7)], "the user's own"
 
 
+def test_an_environment_within_wrappers_has_the_place_of_its_row() -> None:
+    made.clear()
+    for name in ("single", "only_row"):
+        given = {"id": f"{__name__}:{name}"}
+        config = EnvConfig(env="sampleforge.env.wrapped:make", env_kwargs=given)
+        make_vector(config, 2, [0, 1], Place(2, 6, 3)).close()
+    assert made == [(2, 6), (2, 7), (6,), (7,)]
+
+
 def test_a_single_environment_is_the_first_row_of_the_first_worker() -> None:
     made.clear()
     make_single(EnvConfig(env=f"{__name__}:single")).close()
