@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -45,6 +46,9 @@ examples:
   sampleforge eval runs/cartpole --episodes 100
   sampleforge plot runs/cartpole --out cartpole.png"""
 
+THREADS_S = 10.0
+"""Seconds that threads have to end when the command is done."""
+
 
 def command(argv: list[str] | None = None) -> NoReturn:
     """Run `main` as this process, and end it with the exit code. A Ctrl-C while the interpreter
@@ -62,7 +66,21 @@ def command(argv: list[str] | None = None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         end_now()
+    late = threading.Timer(THREADS_S, _end_threads, (end_now,))
+    late.daemon = True
+    late.start()
     sys.exit(code)
+
+
+def _end_threads(end_now: Callable[[], None]) -> None:
+    """End the process if the interpreter still waits for threads, as of an environment that has
+    started a server and does not end it in ``close``: it would wait for ever."""
+    main_thread = threading.main_thread()
+    left = [t.name for t in threading.enumerate() if not t.daemon and t is not main_thread]
+    if left:
+        print(f"ended, with threads that did not: {', '.join(left)}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        end_now()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -271,6 +271,17 @@ def test_a_command_without_a_verb_shows_the_usage(capsys):
     assert "commands:" in capsys.readouterr().out
 
 
+def test_a_command_ends_though_a_thread_of_an_environment_does_not():
+    script = (
+        "import threading, time\nfrom sampleforge import cli\ncli.THREADS_S = 0.2\n"
+        "threading.Thread(target=time.sleep, args=(600,), name='server').start()\n"
+        "cli.command(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("SampleForge")
+    assert done.stderr == "ended, with threads that did not: server\n"
+
+
 def test_keyword_arguments_of_an_environment_are_values_in_yaml(tmp_path: Path) -> None:
     words = ["sizes=[1, 2.5, x]", "goal={x: 1, y: [true]}", "map=null", "name=a b", "rate=1e-3"]
     expected = {
