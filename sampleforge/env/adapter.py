@@ -285,7 +285,8 @@ class ObservationAdapter:
         raise ConfigError(
             f"{self.env_id}, {where}: observation leaf {name!r} must be {space.dtype} of shape "
             f"{shape}, as its {single}observation_space says, but the environment gave "
-            f"{described(value)}; correct the environment's observation_space or what it returns"
+            f"{described(value)}{_too_much(value, shape, space.dtype)}; correct the environment's "
+            "observation_space or what it returns"
         )
 
     def check_masks_in(self, row: int, info: Mapping[str, Any]) -> None:
@@ -361,6 +362,19 @@ def offset(space: gym.Space[Any]) -> Any:
     None if they do."""
     start = getattr(space, "start", 0)
     return start if np.any(start) else None
+
+
+def _too_much(value: Any, shape: Any, dtype: Any) -> str:
+    """Return which number of an array that has the right ``shape`` no ``dtype`` can hold; "" for
+    what was refused for something else."""
+    if not isinstance(value, np.ndarray | np.generic) or value.shape != shape:
+        return ""
+    given = np.asarray(value)
+    if given.dtype.kind not in "biuf":
+        return ""
+    with np.errstate(invalid="ignore", over="ignore"):
+        wrong = given[given.astype(dtype) != given]
+    return f" with {wrong[0]}, which {dtype} cannot hold" if wrong.size else ""
 
 
 def fitting(

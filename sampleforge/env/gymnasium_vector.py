@@ -12,7 +12,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
-from sampleforge.env.interface import checked_reset, own_limit_of_rows, refuse_step
+from sampleforge.env.interface import check_apart, checked_reset, own_limit_of_rows, refuse_step
 from sampleforge.env.step_values import (
     EPISODE_STATS,
     SUCCESSES,
@@ -85,6 +85,8 @@ class GymnasiumVector(EnvVector):
                 f"{config.env}: the VectorEnv has num_envs {env.num_envs}, but {len(seeds)} were "
                 "asked for; its factory must honour its argument num_envs"
             )
+        if isinstance(env.unwrapped, SyncVectorEnv):
+            check_apart(env.unwrapped.envs)
         self._env = env
         self._tasks = RowTasks.of_this_call(1)
         self._step_info: Mapping[str, Any] = {}

@@ -5,7 +5,7 @@ worker reports them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -45,12 +45,37 @@ def stage_of(error: BaseException) -> Stage | None:
     return found
 
 
-def first_reset(env: Any, seed: int, env_id: str, row: int) -> tuple[Any, dict[str, Any]]:
-    """Return (observation, info) of the first ``reset`` of an environment. Raises ConfigError if
-    ``reset`` takes no seed or gives something else."""
+def check_apart(envs: Sequence[Any]) -> None:
+    """Raise RuntimeError if an environment is in two rows, each of which would step and reset that
+    of the other one: of such there is one per process."""
+    if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
+        raise RuntimeError(
+            "two env rows were given the same environment; return a new one at each call, and not "
+            "one that was made before"
+        )
+
+
+def _check_spaces(env: gym.Env[Any, Any], env_id: str) -> None:
+    """Raise ConfigError unless an environment has spaces."""
+    for name in ("observation_space", "action_space"):
+        if not isinstance(given := getattr(env, name, None), gym.Space):
+            raise ConfigError(
+                f"{env_id}: its {name} must be a space of gymnasium, but is {given!r:.80}; set "
+                f"self.{name} in the constructor, such as to gymnasium.spaces.Discrete(4)"
+            )
+
+
+def first_reset(
+    envs: Sequence[Any], seed: int, env_id: str, row: int
+) -> tuple[Any, dict[str, Any]]:
+    """Return (observation, info) of the first ``reset`` of the environment of ``row``. Raises
+    ConfigError if it has no spaces, or its ``reset`` takes no seed or gives something else."""
+    if row == 0:
+        check_apart(envs)
+    _check_spaces(envs[row], env_id)
     try:
         with stage("reset"):
-            result = env.reset(seed=seed)
+            result = envs[row].reset(seed=seed)
     except TypeError as error:
         if "unexpected keyword argument 'seed'" not in str(error):
             raise

@@ -16,7 +16,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error, env_code, making
-from sampleforge.env.interface import stage, tell_of_row
+from sampleforge.env.interface import check_apart, stage, tell_of_row
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.place import next_seed
 from sampleforge.env.single import MAX_REBUILDS
@@ -76,6 +76,7 @@ class ParallelRows(MultiAgentRows):
         for row in range(num_rows):
             self._envs.append(self._make(row))
             tell_of_row()
+        check_apart(self._envs)
         self._first: list[Reset] = []
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             if self._tasks is not None:

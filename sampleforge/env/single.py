@@ -88,7 +88,7 @@ class SyncVector(EnvVector):
         for row, env in enumerate(self._envs):
             if self._tasks is not None:
                 self._tasks.follow(row, env)
-            self._first.append(first_reset(env, seeds[row], config.env, row))
+            self._first.append(first_reset(self._envs, seeds[row], config.env, row))
             tell_of_row()
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]

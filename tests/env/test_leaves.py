@@ -146,9 +146,13 @@ def test_what_a_space_contains_is_taken(space: Any, value: Any, expected: Any) -
         (spaces.Discrete(3), 0.5, "float 0.5"),
         (spaces.Box(0, 9, (2,), np.int64), [1.5, 2], "list [1.5, 2]"),
         (spaces.Box(0, 255, (2,), np.uint8), [256, 2], "list [256, 2]"),
-        (spaces.Box(0, 9, (2,), np.uint8), np.array([1, 256]), "int64 of shape (2,)"),
-        (spaces.Box(0, 9, (), np.uint8), np.float64(0.5), "float64 of shape ()"),
-        (spaces.MultiBinary(2), np.array([0.5, 1.0]), "float64 of shape (2,)"),
+        (
+            spaces.Box(0, 9, (2,), np.uint8),
+            np.array([1, 256]),
+            "of shape (2,) with 256, which uint8",
+        ),
+        (spaces.Box(0, 9, (), np.uint8), np.float64(0.5), "float64 of shape () with 0.5, which"),
+        (spaces.MultiBinary(2), np.array([0.5, 1.0]), "float64 of shape (2,) with 0.5, which"),
     ],
 )
 def test_what_would_have_to_be_changed_is_refused(space: Any, value: Any, got: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.config import EnvConfig
@@ -63,6 +65,7 @@ def test_the_spec_is_the_one_of_the_rows(name: str) -> None:
             {},
             r"row 0: .*must be in \[0, 2\] at \[\], .* is 3; correct",
         ),
+        (f"{__name__}:without_actions", {}, "its action_space must be a space .* but is None; set"),
         (f"{__name__}:dies", {}, "ended its process in the probe, with signal SIGSEGV"),
     ],
 )
@@ -96,6 +99,25 @@ def test_a_process_that_can_have_one_row_only_is_no_error(where: str, verb: str)
     assert spec.one_per_process and not probe(config("CodeEnv")).one_per_process
     (text,) = told
     assert f"could not be {verb} (ValueError: deliberate: one per process)" in text
+
+
+@functools.cache
+def made_once() -> CodeEnv:
+    return CodeEnv()
+
+
+def the_same_in_all_rows(num_envs: int) -> SyncVectorEnv:
+    env = CodeEnv()
+    return SyncVectorEnv([lambda: TimeLimit(env, 9)] * num_envs)
+
+
+def test_a_factory_that_returns_the_same_environment_again_has_one_row() -> None:
+    """Two rows would step and reset it in turns."""
+    told = list[str]()
+    assert probe(config(f"{__name__}:made_once"), told.append).one_per_process
+    assert "two env rows were given the same environment; return a new one" in told[0]
+    with pytest.raises(EnvProbeError, match="two env rows were given the same environment"):
+        probe(config(f"{__name__}:the_same_in_all_rows"))
 
 
 def test_what_fails_with_one_row_too_is_told_by_the_error_of_one_row() -> None:
@@ -364,6 +386,12 @@ def test_only_floats_may_be_rounded_beyond_their_bounds(
 
 def wrong_category() -> LooksEnv:
     return LooksEnv(spaces.Discrete(3), 3)
+
+
+def without_actions() -> LooksEnv:
+    env = LooksEnv(spaces.Discrete(3), 3)
+    env.action_space = None  # type: ignore[assignment]
+    return env
 
 
 def too_large() -> LooksEnv:
