@@ -257,8 +257,8 @@ def _recorded_spec(source: str, metadata: Mapping[str, Any]) -> EnvSpec | None:
 def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
     """Raise ConfigError unless data of ``found`` are data of ``expected``."""
     wrong = [
-        *_differences("observation", expected.observations, found.observations, _describe_leaf),
-        *_differences("action", expected.actions, found.actions, _describe_action),
+        *_differences("observation", _observations(expected), _observations(found)),
+        *_differences("action", _actions(expected), _actions(found)),
     ]
     if wrong:
         raise ConfigError(
@@ -268,14 +268,26 @@ def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
         )
 
 
-def _differences(
-    kind: str, expected: Mapping[str, Any], found: Mapping[str, Any], text: Any
-) -> Iterator[str]:
+def _differences(kind: str, expected: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
     for name in {**expected, **found}:
-        ours = text(expected[name]) if name in expected else "none"
-        theirs = text(found[name]) if name in found else "none"
+        ours, theirs = expected.get(name, "none"), found.get(name, "none")
         if ours != theirs:
             yield f"{kind} leaf {name!r}: expected {ours}, found {theirs}"
+
+
+def _observations(spec: EnvSpec) -> dict[str, str]:
+    """Return the observation leaves in words, by name; categories with their first value, which the
+    slots do without."""
+    declared = {} if spec.spaces is None else dict(leaves(spec.spaces.observation, OBSERVATION))
+    found = {name: _describe_leaf(leaf) for name, leaf in spec.observations.items()}
+    for name in found.keys() & declared.keys():
+        if (start := offset(declared[name])) is not None:
+            found[name] += f" from {np.asarray(start).tolist()} on"
+    return found
+
+
+def _actions(spec: EnvSpec) -> dict[str, str]:
+    return {name: _describe_action(leaf) for name, leaf in spec.actions.items()}
 
 
 def _describe_leaf(leaf: ArraySpec) -> str:

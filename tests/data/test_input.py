@@ -285,6 +285,25 @@ def test_a_dataset_from_elsewhere_is_read_by_its_spaces(tmp_path: Path) -> None:
     assert episode.log_probs is None and episode.begins
 
 
+def test_categories_that_begin_elsewhere_are_other_observations(tmp_path: Path) -> None:
+    """The same number would stand for another value."""
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (tmp_path / "data").mkdir()
+    spaces = gym.spaces.Discrete(3, start=5), gym.spaces.Discrete(2)
+    names = "observation_space", "action_space"
+    storage = MinariStorage.new(tmp_path / "data", **dict(zip(names, spaces, strict=True)))
+    columns = "rewards", "terminations", "truncations"
+    one = {"observations": np.array([5, 7]), "actions": np.array([1])}
+    storage.update_episodes([EpisodeBuffer(**one, **{name: np.ones(1) for name in columns})])
+    (episode,) = open_dataset(tmp_path, env_spec("E", EnvSpaces(*spaces))).episodes()
+    assert episode.observations["obs"].tolist() == [0, 2]
+    other = env_spec("E", EnvSpaces(gym.spaces.Discrete(3), spaces[1]))
+    with pytest.raises(ConfigError, match=r"'obs': expected .* of 3 values, found .* from 5 on;"):
+        open_dataset(tmp_path, other)
+
+
 def test_an_episode_without_steps_is_not_played() -> None:
     episodes = recorded_episodes([2, 0, 3])
 
