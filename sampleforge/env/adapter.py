@@ -282,9 +282,12 @@ class ObservationAdapter:
         space = self._leaves.get(name, self.space)
         shape = None if space.shape is None else axes + space.shape
         where, single = (f"row {row}", "") if row is not None else ("all rows", "single_")
+        expected = f"{space.dtype} of shape {shape}"
+        if shape is None:  # a Dict or Tuple that lacks one of them
+            expected = f"nested, with the leaves {', '.join(self._leaves)}"
         raise ConfigError(
-            f"{self.env_id}, {where}: observation leaf {name!r} must be {space.dtype} of shape "
-            f"{shape}, as its {single}observation_space says, but the environment gave "
+            f"{self.env_id}, {where}: observation leaf {name!r} must be {expected}, as its "
+            f"{single}observation_space says, but the environment gave "
             f"{described(value)}{_too_much(value, shape, space.dtype)}; correct the environment's "
             "observation_space or what it returns"
         )

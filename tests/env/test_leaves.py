@@ -142,6 +142,11 @@ def test_what_a_space_contains_is_taken(space: Any, value: Any, expected: Any) -
         (BOX, torch.zeros(3, requires_grad=True), "Tensor tensor([0., 0., 0."),
         (BOX, np.zeros(4, np.float32), "float32 of shape (4,)"),
         (BOX, None, "NoneType None"),
+        (
+            spaces.Dict(x=BOX, y=BOX),
+            {"x": np.zeros(3, "f4")},
+            "must be nested, with the leaves x, y",
+        ),
         (BOX, "abc", "str 'abc'"),
         (spaces.Discrete(3), 0.5, "float 0.5"),
         (spaces.Box(0, 9, (2,), np.int64), [1.5, 2], "list [1.5, 2]"),
