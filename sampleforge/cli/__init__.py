@@ -47,7 +47,7 @@ examples:
   sampleforge plot runs/cartpole --out cartpole.png"""
 
 THREADS_S = 10.0
-"""Seconds that threads have to end when the command is done."""
+"""Seconds that threads have to end when the command is done, before it says for which it waits."""
 
 
 def command(argv: list[str] | None = None) -> NoReturn:
@@ -66,21 +66,21 @@ def command(argv: list[str] | None = None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         end_now()
-    late = threading.Timer(THREADS_S, _end_threads, (end_now,))
+    late = threading.Timer(THREADS_S, _tell_of_threads)
     late.daemon = True
     late.start()
     sys.exit(code)
 
 
-def _end_threads(end_now: Callable[[], None]) -> None:
-    """End the process if the interpreter still waits for threads, as of an environment that has
-    started a server and does not end it in ``close``: it would wait for ever."""
+def _tell_of_threads() -> None:
+    """Say for which threads the interpreter still waits: a callback's may send its last files, but
+    that of an environment which has started a server, and does not end it in ``close``, never
+    ends."""
     main_thread = threading.main_thread()
     left = [t.name for t in threading.enumerate() if not t.daemon and t is not main_thread]
     if left:
-        print(f"ended, with threads that did not: {', '.join(left)}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        end_now()
+        text = f"Done, but for threads that have not ended: {', '.join(left)}. Ctrl-C leaves them"
+        print(f"{text}; end them in close(), or make them daemons", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -271,15 +272,18 @@ def test_a_command_without_a_verb_shows_the_usage(capsys):
     assert "commands:" in capsys.readouterr().out
 
 
-def test_a_command_ends_though_a_thread_of_an_environment_does_not():
+def test_a_command_says_for_which_threads_it_waits_and_ctrl_c_leaves_them():
     script = (
         "import threading, time\nfrom sampleforge import cli\ncli.THREADS_S = 0.2\n"
         "threading.Thread(target=time.sleep, args=(600,), name='server').start()\n"
         "cli.command(['--version'])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("SampleForge")
-    assert done.stderr == "ended, with threads that did not: server\n"
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+    assert said.startswith("Done, but for threads that have not ended: server. Ctrl-C")
 
 
 def test_keyword_arguments_of_an_environment_are_values_in_yaml(tmp_path: Path) -> None:
