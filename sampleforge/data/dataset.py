@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
 from sampleforge.data.episode_files import ArrowEpisodes, Hdf5Episodes
+from sampleforge.encoding import encodings
 from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
 from sampleforge.env.bounds import LeafBounds, bounds_of, cut
 from sampleforge.env.spec_json import spec_from_plain
@@ -277,12 +278,15 @@ def _differences(kind: str, expected: Mapping[str, str], found: Mapping[str, str
 
 def _observations(spec: EnvSpec) -> dict[str, str]:
     """Return the observation leaves in words, by name; categories with their first value, which the
-    slots do without."""
+    slots do without, and pixels with what they are divided by."""
     declared = {} if spec.spaces is None else dict(leaves(spec.spaces.observation, OBSERVATION))
     found = {name: _describe_leaf(leaf) for name, leaf in spec.observations.items()}
     for name in found.keys() & declared.keys():
         if (start := offset(declared[name])) is not None:
             found[name] += f" from {np.asarray(start).tolist()} on"
+    for name, encoding in encodings(spec.observations).items():
+        if encoding.kind == "pixels" and encoding.factor != 1.0:
+            found[name] += f" of pixels up to {1.0 / encoding.factor:g}"
     return found
 
 

@@ -285,22 +285,39 @@ def test_a_dataset_from_elsewhere_is_read_by_its_spaces(tmp_path: Path) -> None:
     assert episode.log_probs is None and episode.begins
 
 
-def test_categories_that_begin_elsewhere_are_other_observations(tmp_path: Path) -> None:
-    """The same number would stand for another value."""
+def minari_dataset(folder: Path, observations: gym.spaces.Space[Any], given: Any) -> EnvSpaces:
+    """Write an episode of one step, from elsewhere; return the spaces."""
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
-    (tmp_path / "data").mkdir()
-    spaces = gym.spaces.Discrete(3, start=5), gym.spaces.Discrete(2)
-    names = "observation_space", "action_space"
-    storage = MinariStorage.new(tmp_path / "data", **dict(zip(names, spaces, strict=True)))
+    (folder / "data").mkdir()
+    actions = gym.spaces.Discrete(2)
+    spaces = {"observation_space": observations, "action_space": actions}
+    storage = MinariStorage.new(folder / "data", **spaces)
     columns = "rewards", "terminations", "truncations"
-    one = {"observations": np.array([5, 7]), "actions": np.array([1])}
+    one = {"observations": given, "actions": np.array([1])}
     storage.update_episodes([EpisodeBuffer(**one, **{name: np.ones(1) for name in columns})])
-    (episode,) = open_dataset(tmp_path, env_spec("E", EnvSpaces(*spaces))).episodes()
+    return EnvSpaces(observations, actions)
+
+
+def test_categories_that_begin_elsewhere_are_other_observations(tmp_path: Path) -> None:
+    """The same number would stand for another value."""
+    spaces = minari_dataset(tmp_path, gym.spaces.Discrete(3, start=5), np.array([5, 7]))
+    (episode,) = open_dataset(tmp_path, env_spec("E", spaces)).episodes()
     assert episode.observations["obs"].tolist() == [0, 2]
-    other = env_spec("E", EnvSpaces(gym.spaces.Discrete(3), spaces[1]))
+    other = env_spec("E", EnvSpaces(gym.spaces.Discrete(3), spaces.action))
     with pytest.raises(ConfigError, match=r"'obs': expected .* of 3 values, found .* from 5 on;"):
+        open_dataset(tmp_path, other)
+
+
+def test_pixels_of_another_largest_value_are_other_observations(tmp_path: Path) -> None:
+    """Pixels are divided by the largest value of the environment: others would be nearly black."""
+    bright = np.ones((2, 36, 36), np.float32)
+    spaces = minari_dataset(tmp_path, gym.spaces.Box(0, 1, (36, 36)), bright)
+    (episode,) = open_dataset(tmp_path, env_spec("E", spaces)).episodes()
+    assert episode.observations["obs"].max() == 1
+    other = env_spec("E", EnvSpaces(gym.spaces.Box(0, 255, (36, 36)), spaces.action))
+    with pytest.raises(ConfigError, match=r"'obs': expected .* of pixels up to 255, found float32"):
         open_dataset(tmp_path, other)
 
 

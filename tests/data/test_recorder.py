@@ -271,7 +271,16 @@ def test_episodes_that_broke_down_are_not_recorded_in_the_place_of_those_that_co
 ) -> None:
     """Every environment raises in its fifth step, in the middle of an episode as a rule."""
     run, data = str(tmp_path / "run"), tmp_path / "data"
-    small = ["--num-envs-per-worker", "2", "--train-for-env-steps", "60", "--rollout", "8"]
+    small = [
+        "--num-envs-per-worker",
+        "2",
+        "--seed",
+        "1",
+        "--train-for-env-steps",
+        "60",
+        "--rollout",
+        "8",
+    ]
     small += ["--batch-size", "16", "--serial", "--quiet", "--env-kwargs", "where=step", "every=5"]
     env = ["--env", "tests.support.envs:RaisingEnv"]
     assert main(["train", "appo", *env, "--run-dir", run, *small]) == 0
