@@ -22,7 +22,7 @@ import yaml
 from sampleforge.algorithms.annealing import Annealing
 from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.env.given import PREFIX
-from sampleforge.run.folder.trust import IMPORTABLE
+from sampleforge.run.folder.trust import IMPORTABLE, MAIN
 from sampleforge.run.folder.versions import (
     FORMAT,
     FORMERLY_STORED,
@@ -331,10 +331,17 @@ def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: An
         if name not in free
         and value != old[name]
         and not (name == "seed" and value is None)  # None means the stored seed
-        and not (name == "env" and old[name].startswith(PREFIX) and not value.startswith(PREFIX))
+        and not (name in IMPORTABLE and _is_named_now(name, old[name], value))
         and (name in IMPORTABLE or chosen[name] != old[name])
         and not (_is_unset(name, value, defaults[name]) and _is_left(name, value, left_open))
     ]
+
+
+def _is_named_now(name: str, old: Any, value: Any) -> bool:
+    """Return whether an object of the program that trained, or code of its main module, which no
+    other program can import, is given under a name."""
+    before, now = (str(each).startswith((PREFIX, MAIN)) for each in (old, value))
+    return before and not now and (name == "env" or ":" in str(value))
 
 
 def _is_unset(name: str, value: Any, default: Any) -> bool:

@@ -202,6 +202,24 @@ def test_code_of_the_program_that_trained_may_be_named_in_a_module(
     assert canary.exists()
 
 
+def test_a_run_goes_on_with_code_of_its_program_that_is_in_a_module_now(
+    canary: Path, trained: Path
+) -> None:
+    main_module = {"model__encoder": "__main__:Encoder"}
+    own = forged(trained, canary.parent / "b", model__encoder="evil:Encoder")
+    train(dataclasses.replace(config(own), model=ModelConfig(encoder="evil:Encoder")))
+    run = forged(own, canary.parent / "main", **main_module)
+    for encoder, is_taken in (("auto", False), ("evil:Encoder", True)):
+        more = dataclasses.replace(config(run), train_for_env_steps=1200)
+        more = dataclasses.replace(more, model=ModelConfig(encoder=encoder))
+        if is_taken:
+            assert train(more).summary["env_steps"] >= 1200
+        else:
+            with pytest.raises(ConfigError, match=r"model\.encoder: '__main__:Encoder' -> 'auto'"):
+                train(more)
+    assert "encoder: evil:Encoder" in (run / "config.yaml").read_text()
+
+
 def test_own_environments_resume_as_before(tmp_path: Path, trained_own: Path) -> None:
     """The command line names them again."""
     run = tmp_path / "run"
