@@ -15,6 +15,7 @@ from gymnasium.wrappers import TimeLimit
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.tasks import RowTasks
 from sampleforge.spec import EnvSpec
 
 E = TypeVar("E", bound=gym.Env[Any, Any])
@@ -65,17 +66,27 @@ def _check_spaces(env: gym.Env[Any, Any], env_id: str) -> None:
             )
 
 
-def first_reset(
-    envs: Sequence[Any], seed: int, env_id: str, row: int
-) -> tuple[Any, dict[str, Any]]:
-    """Return (observation, info) of the first ``reset`` of the environment of ``row``. Raises
-    ConfigError if it has no spaces, or its ``reset`` takes no seed or gives something else."""
-    if row == 0:
-        check_apart(envs)
-    _check_spaces(envs[row], env_id)
+def first_resets(
+    envs: Sequence[Any], tasks: RowTasks | None, seeds: Sequence[int], env_id: str
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Return (observation, info) of the first ``reset`` of each row's environment, with its task.
+    Raises ConfigError if one has no spaces, or its ``reset`` takes no seed or gives something else,
+    and RuntimeError if one is in two rows."""
+    check_apart(envs)
+    found = []
+    for row, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
+        if tasks is not None:
+            tasks.follow(row, env)
+        found.append(_first_reset(env, seed, env_id, row))
+        tell_of_row()
+    return found
+
+
+def _first_reset(env: Any, seed: int, env_id: str, row: int) -> tuple[Any, dict[str, Any]]:
+    _check_spaces(env, env_id)
     try:
         with stage("reset"):
-            result = envs[row].reset(seed=seed)
+            result = env.reset(seed=seed)
     except TypeError as error:
         if "unexpected keyword argument 'seed'" not in str(error):
             raise

@@ -21,7 +21,7 @@ from sampleforge.env.goals import has_goals
 from sampleforge.env.interface import (
     checked_reset,
     description_of,
-    first_reset,
+    first_resets,
     refuse_step,
     stage,
     tell_of_row,
@@ -84,12 +84,7 @@ class SyncVector(EnvVector):
         for row in range(num_rows):
             self._envs.append(make(row))
             tell_of_row()
-        self._first: list[tuple[Any, dict[str, Any]]] = []
-        for row, env in enumerate(self._envs):
-            if self._tasks is not None:
-                self._tasks.follow(row, env)
-            self._first.append(first_reset(self._envs, seeds[row], config.env, row))
-            tell_of_row()
+        self._first = first_resets(self._envs, self._tasks, seeds, config.env)
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
