@@ -264,7 +264,7 @@ class FirstFault:
 class Progress:
     """Env steps and seconds so far, including earlier runs of the same folder, and their limits.
 
-    ``clock`` has the seconds since this run's first env step, without pauses.
+    ``clock`` has the seconds since this run's first env step or update, without pauses.
     """
 
     counters: Counters

@@ -200,8 +200,13 @@ class Graph:
         }
 
     def new_ticker(self) -> ClockTicker:
-        """Return what counts the seconds of training, from the first env step on."""
-        return ClockTicker(self.progress.clock, lambda: self.total("env_steps") > 0)
+        """Return what counts the seconds of training, from when it `has_begun`."""
+        return ClockTicker(self.progress.clock, self.has_begun)
+
+    def has_begun(self) -> bool:
+        """Return whether there was an env step or an update: a resumed learner may have much to
+        learn from its replay before the actors go on."""
+        return any(self.totals(("env_steps", "trained_steps")))
 
     def stop_all(self) -> None:
         """Ask every worker to leave its loop."""

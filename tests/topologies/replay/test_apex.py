@@ -157,6 +157,19 @@ def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> Non
     assert min(ended.values()) > 0.5 * np.mean(list(ended.values()))
 
 
+@pytest.mark.parametrize("counter", ["env_steps", "trained_steps"])
+def test_the_clock_begins_with_the_first_step_or_what_is_learned_before(counter: str) -> None:
+    """A resumed learner goes on with its replay before actors may add to it: `train_for_seconds`
+    and the rates of the reports count that time."""
+    graph, _ = build_apex(apex_config())
+    ticker, clock = graph.new_ticker(), graph.progress.clock
+    ticker.look()
+    assert clock.seconds == 0.0
+    graph.counters.row(graph.nodes[0].counter_row)[counter] += 1
+    ticker.look()
+    assert clock.seconds > 0.0
+
+
 def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:
     chosen = apex_config(num_workers=3, num_envs_per_worker=4)
     plan = planned(chosen)
