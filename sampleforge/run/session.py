@@ -502,7 +502,7 @@ class Session:
 
     def _sum_up(self, error: BaseException | None) -> None:
         """Write the summary, and tell the callbacks of the end. A resumed run that has failed
-        without an env step leaves what describes and measures the earlier run as it was."""
+        without an env step or update leaves what describes the earlier run as it was."""
         summary = self._summary(error)
         with ExitStack() as after:  # also if a callback fails
             after.callback(self._callbacks.tell, "on_end", summary)
@@ -510,8 +510,7 @@ class Session:
             self._callbacks.extend_summary(summary)
 
     def _store(self, summary: dict[str, Any], error: BaseException | None) -> None:
-        has_begun = self.graph.progress.env_steps > self.resume_point.env_steps
-        if error is not None and self.opened.earlier and not has_begun:
+        if error is not None and self.opened.earlier and not self.graph.has_begun():
             self.folder.put_back()
         else:
             self.folder.write_summary(summary)

@@ -18,7 +18,9 @@ from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
+from sampleforge.run.callback import Callback
 from sampleforge.run.folder.replays import Replays
+from sampleforge.run.session import Session
 from sampleforge.spec import ACTION
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.pairings import critics_defaults
@@ -189,6 +191,31 @@ def test_a_resumed_run_learns_at_once(tmp_path: Path) -> None:
     fourth = train(config(run, 1900, num_replay_shards=shards, save_replay=False)).summary
     assert fourth["updates"] == before
     assert "before learning continues (--save-replay would keep it)" in log_of(run)
+
+
+class Fails(Callback):
+    """Fails before the first env step; ``learned``: the learner has learned from what was saved."""
+
+    def __init__(self, *, learned: bool) -> None:
+        self.learned = learned
+
+    def on_start(self, session: Session) -> None:
+        session.graph.counters.row(0)["trained_steps"] += self.learned
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_resumed_run_that_fails_is_described_if_it_has_learned(
+    learned: bool, tmp_path: Path
+) -> None:
+    """Its checkpoints may be newer, though no env step was taken."""
+    run = tmp_path / "run"
+    train(config(run, 300))
+    with pytest.raises(Exception, match="mine"):
+        train(config(run, 600, learning_rate=0.125), callbacks=[Fails(learned=learned)])
+    assert ("learning_rate: 0.125" in (run / "config.yaml").read_text()) == learned
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == ("failed" if learned else "finished")
 
 
 def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Path) -> None:
