@@ -24,7 +24,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = (
             f"{error.strerror}: cannot write to the run folder; make room, then run the same "
-            "command again to resume from the last checkpoint"
+            "command again to resume from the last checkpoint, if there is one"
         )
         raise CannotWrite(error.errno, reason, str(path)) from error
 
