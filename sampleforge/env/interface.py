@@ -49,7 +49,8 @@ def stage_of(error: BaseException) -> Stage | None:
 def check_apart(envs: Sequence[Any]) -> None:
     """Raise RuntimeError if an environment is in two rows, each of which would step and reset that
     of the other one: of such there is one per process."""
-    if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
+    within = [getattr(env, "unwrapped", env) for env in envs]  # kept: an id may be used again
+    if len({id(env) for env in within}) < len(envs):
         raise RuntimeError(
             "two env rows were given the same environment; return a new one at each call, and not "
             "one that was made before"
@@ -78,12 +79,12 @@ def first_resets(
         if tasks is not None:
             tasks.follow(row, env)
         found.append(_first_reset(env, seed, env_id, row))
+        _check_spaces(env, env_id)  # an environment may know them from its first reset on
         tell_of_row()
     return found
 
 
 def _first_reset(env: Any, seed: int, env_id: str, row: int) -> tuple[Any, dict[str, Any]]:
-    _check_spaces(env, env_id)
     try:
         with stage("reset"):
             result = env.reset(seed=seed)

@@ -120,6 +120,11 @@ def test_a_factory_that_returns_the_same_environment_again_has_one_row() -> None
         probe(config(f"{__name__}:the_same_in_all_rows"))
 
 
+def test_spaces_may_be_known_from_the_first_reset_on() -> None:
+    spec = probe(config(f"{__name__}:SpacesOfTheFirstReset"))
+    assert spec.observations["obs"].categories == (3,)
+
+
 def test_what_fails_with_one_row_too_is_told_by_the_error_of_one_row() -> None:
     """And not by that of the second row, which is corrected by nothing."""
     with pytest.raises(EnvFailed, match="deliberate: in step") as caught:
@@ -411,6 +416,19 @@ class LooksEnv(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return self.wrong, 0.0, False, False, {}
+
+
+class SpacesOfTheFirstReset(LooksEnv):
+    """Its simulator says what it is when it has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3), 2)
+        self._space = self.observation_space
+        self.observation_space = None  # type: ignore[assignment]
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.observation_space = self._space
+        return super().reset(**kwargs)
 
 
 def test_environments_and_their_probe_know_no_torch() -> None:
