@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
@@ -87,6 +88,11 @@ class GymnasiumVector(EnvVector):
             )
         if isinstance(env.unwrapped, SyncVectorEnv):
             check_apart(env.unwrapped.envs)
+        if _OPEN.setdefault(id(env.unwrapped), self) is not self:
+            raise ConfigError(
+                f"{config.env}: its factory returned the same VectorEnv again, and two workers or "
+                "splits of one process would step it in turns; return a new one at each call"
+            )
         self._env = env
         self._tasks = RowTasks.of_this_call(1)
         self._step_info: Mapping[str, Any] = {}
@@ -269,7 +275,12 @@ class GymnasiumVector(EnvVector):
         return self._env
 
     def close(self) -> None:
+        _OPEN.pop(id(self._env.unwrapped), None)
         self._env.close()
+
+
+_OPEN: WeakValueDictionary[int, GymnasiumVector] = WeakValueDictionary()
+"""The vectors of this process that step a VectorEnv, by its id."""
 
 
 class TruncatedVector(GymnasiumVector):

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
+from sampleforge.config import ConfigError
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.interface import told_of_rows
@@ -118,6 +119,21 @@ def test_a_factory_that_returns_the_same_environment_again_has_one_row() -> None
     assert "two env rows were given the same environment; return a new one" in told[0]
     with pytest.raises(EnvProbeError, match="two env rows were given the same environment"):
         probe(config(f"{__name__}:the_same_in_all_rows"))
+
+
+@functools.cache
+def rows_made_once(num_envs: int) -> SyncVectorEnv:
+    return SyncVectorEnv([CodeEnv] * num_envs)
+
+
+def test_a_factory_that_returns_the_same_vector_env_again_is_refused() -> None:
+    """Two splits of a worker would step it in turns."""
+    once = config(f"{__name__}:rows_made_once")
+    first = make_vector(once, 2, [0, 1])
+    with pytest.raises(ConfigError, match="returned the same VectorEnv again"):
+        make_vector(once, 2, [0, 1])
+    first.close()
+    make_vector(once, 2, [0, 1]).close()
 
 
 def test_spaces_may_be_known_from_the_first_reset_on() -> None:
