@@ -68,7 +68,7 @@ def launched_in(
     """Lock ``folder``, which is new or of this ``kind``, and open its jobs; yield what ``make``
     makes of both, and the jobs. ``config``, ``most``: see `open_jobs`. Raises ConfigError if the
     folder cannot be used."""
-    with _locked(folder, kind) as locked:
+    with _locked(folder, kind, config.launcher) as locked:
         jobs = open_jobs(locked, config, most)
         try:
             launched = make(locked, jobs)
@@ -78,13 +78,17 @@ def launched_in(
         yield launched, jobs
 
 
+_REPLACED = {"local": "%[jtAa]", "slurm": "%[0-9A-Za-z]"}
+"""What is replaced in names of a job's files: by submitit and, with that launcher, by Slurm."""
+
+
 @contextmanager
-def _locked(path: Path, kind: Kind) -> Iterator[Path]:
+def _locked(path: Path, kind: Kind, launcher: str) -> Iterator[Path]:
     """Create the folder of a sweep or of a population of runs, lock it against other launchers, and
     yield its absolute path. Raises ConfigError if it cannot be used, if it is of another ``kind``,
     or if a link in it leads out of it."""
     folder = path.absolute()
-    if pattern := re.search("%[0-9A-Za-z]", str(folder)):
+    if pattern := re.search(_REPLACED[launcher], str(folder)):
         raise ConfigError(
             f"--folder {folder}: {pattern[0]} stands for a number of the job in the names of its "
             "files; give a folder without %"

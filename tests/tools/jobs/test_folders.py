@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sampleforge.cli import main
+from sampleforge.config import ConfigError
+from sampleforge.tools.jobs.jobs import JobsConfig
+from sampleforge.tools.jobs.loop import launched_in
 
 FILES = {
     "run": ["config.yaml", "results.json"],
@@ -66,3 +70,17 @@ def test_a_folder_whose_name_a_launcher_would_change_is_refused(
     assert main(words) == 2
     assert "%j stands for a number of the job" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+def test_only_slurm_replaces_a_number_after_a_percent_sign(tmp_path: Path) -> None:
+    """An earlier sweep of local jobs in such a folder can be resumed."""
+    folder = tmp_path / "my%20runs"
+    slurm = JobsConfig(launcher="slurm")
+    with (
+        pytest.raises(ConfigError, match="%2 stands for"),
+        launched_in(folder, "sweep", slurm, 1, lambda path, jobs: Mock()),
+    ):
+        pass
+    with launched_in(folder, "sweep", JobsConfig(), 1, lambda path, jobs: Mock()) as (_, jobs):
+        jobs.close()
+    assert folder.is_dir()
