@@ -258,7 +258,7 @@ def _recorded_spec(source: str, metadata: Mapping[str, Any]) -> EnvSpec | None:
 def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
     """Raise ConfigError unless data of ``found`` are data of ``expected``."""
     wrong = [
-        *_differences("observation", _observations(expected), _observations(found)),
+        *_differences("observation", *_observations(expected, found)),
         *_differences("action", _actions(expected), _actions(found)),
     ]
     if wrong:
@@ -276,17 +276,27 @@ def _differences(kind: str, expected: Mapping[str, str], found: Mapping[str, str
             yield f"{kind} leaf {name!r}: expected {ours}, found {theirs}"
 
 
-def _observations(spec: EnvSpec) -> dict[str, str]:
+def _observations(expected: EnvSpec, found: EnvSpec) -> list[dict[str, str]]:
+    """Return the observation leaves of both in words, by name; pixels with what they are divided
+    by, where both say so."""
+    words = [_described_observations(spec) for spec in (expected, found)]
+    kinds = [encodings(spec.observations) for spec in (expected, found)]
+    for name in kinds[0].keys() & kinds[1].keys():
+        pixels = [kind[name] for kind in kinds]
+        if all(each.kind == "pixels" and math.isfinite(each.high) for each in pixels):
+            for described, each in zip(words, pixels, strict=True):
+                described[name] += f" of pixels up to {1.0 / each.factor:g}"
+    return words
+
+
+def _described_observations(spec: EnvSpec) -> dict[str, str]:
     """Return the observation leaves in words, by name; categories with their first value, which the
-    slots do without, and pixels with what they are divided by."""
+    slots do without."""
     declared = {} if spec.spaces is None else dict(leaves(spec.spaces.observation, OBSERVATION))
     found = {name: _describe_leaf(leaf) for name, leaf in spec.observations.items()}
     for name in found.keys() & declared.keys():
         if (start := offset(declared[name])) is not None:
             found[name] += f" from {np.asarray(start).tolist()} on"
-    for name, encoding in encodings(spec.observations).items():
-        if encoding.kind == "pixels" and encoding.factor != 1.0:
-            found[name] += f" of pixels up to {1.0 / encoding.factor:g}"
     return found
 
 

@@ -53,7 +53,7 @@ def check_apart(envs: Sequence[Any]) -> None:
     if len({id(env) for env in within}) < len(envs):
         raise RuntimeError(
             "two env rows were given the same environment; return a new one at each call, and not "
-            "one that was made before"
+            "one that was made before (rows of one simulator: each an Env of its own, no Wrapper)"
         )
 
 

@@ -32,8 +32,10 @@ class Place(NamedTuple):
     ) -> dict[str, Any]:
         """Return the arguments of ``factory`` for its ``row``-th row: those ``given`` by the user,
         and ``worker_index`` and ``vector_index`` (the row's number in its worker) as far as the
-        factory has parameters of these names that the user has not given."""
-        own = {"worker_index": self.worker, "vector_index": self.first_row + row}
+        factory has parameters of these names that the user has not given. A factory of this
+        package that makes another one's environment has ``_place``."""
+        place = self._replace(first_row=self.first_row + row)
+        own = {"worker_index": self.worker, "vector_index": place.first_row, "_place": place}
         return {**{n: v for n, v in own.items() if takes(factory, n)}, **given}
 
 

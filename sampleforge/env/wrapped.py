@@ -13,7 +13,7 @@ import gymnasium as gym
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.place import Place
+from sampleforge.env.place import SOMEWHERE, Place
 from sampleforge.env.registry import make_single
 from sampleforge.env.user_code import import_function
 
@@ -22,20 +22,18 @@ def make(
     id: str,
     wrappers: Sequence[str | Mapping[str, Mapping[str, Any] | None]] = (),
     render_mode: str | None = None,
-    worker_index: int = 0,
-    vector_index: int = 0,
+    _place: Place = SOMEWHERE,
     **env_kwargs: Any,
 ) -> gym.Env[Any, Any]:
     """Return the environment ``id``, of any name that ``--env`` takes, within ``wrappers``, the
     innermost first: package.module:Class each, or, with arguments, {package.module:Class:
     {argument: value}}; a single one needs no list. They change observations, rewards and actions
-    where the environment is stepped. ``worker_index``, ``vector_index``: the place of the row, for
-    a factory that asks for it. ``env_kwargs``: those of the environment.
+    where the environment is stepped. ``env_kwargs``: those of the environment. ``_place``: that
+    of the row, for a factory that asks for it.
 
     Raises ConfigError for a wrapper that does not exist, or does not return an environment, and for
     what names none."""
-    place = Place(worker_index, vector_index)
-    env = make_single(EnvConfig(env=id, env_kwargs=env_kwargs), render_mode, place)
+    env = make_single(EnvConfig(env=id, env_kwargs=env_kwargs), render_mode, _place)
     for each in wrappers if isinstance(wrappers, list | tuple) else [wrappers]:
         named = {each: None} if isinstance(each, str) else each
         if not isinstance(named, Mapping) or not all(

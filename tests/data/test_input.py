@@ -317,8 +317,10 @@ def test_pixels_of_another_largest_value_are_other_observations(tmp_path: Path) 
     (episode,) = open_dataset(tmp_path, env_spec("E", spaces)).episodes()
     assert episode.observations["obs"].max() == 1
     other = env_spec("E", EnvSpaces(gym.spaces.Box(0, 255, (36, 36)), spaces.action))
-    with pytest.raises(ConfigError, match=r"'obs': expected .* of pixels up to 255, found float32"):
+    with pytest.raises(ConfigError, match=r"up to 255, found float32 .* of pixels up to 1;"):
         open_dataset(tmp_path, other)
+    unbounded = EnvSpaces(gym.spaces.Box(-np.inf, np.inf, (36, 36)), spaces.action)
+    assert open_dataset(tmp_path, env_spec("E", unbounded)).spec.observations["obs"].high == np.inf
 
 
 def test_an_episode_without_steps_is_not_played() -> None:

@@ -66,6 +66,15 @@ def test_an_environment_within_wrappers_has_the_place_of_its_row() -> None:
         config = EnvConfig(env="sampleforge.env.wrapped:make", env_kwargs=given)
         make_vector(config, 2, [0, 1], Place(2, 6, 3)).close()
     assert made == [(2, 6), (2, 7), (6,), (7,)]
+    assert made_by_wrapped({"worker_index": 40}) == [(40, 6), (40, 7)], "the user's own"
+
+
+def made_by_wrapped(more: dict[str, Any]) -> list[tuple[int, ...]]:
+    made.clear()
+    given = {"id": f"{__name__}:single", **more}
+    config = EnvConfig(env="sampleforge.env.wrapped:make", env_kwargs=given)
+    make_vector(config, 2, [0, 1], Place(2, 6, 3)).close()
+    return made
 
 
 def test_a_single_environment_is_the_first_row_of_the_first_worker() -> None:

@@ -91,7 +91,8 @@ def storing(folder: Path) -> Iterator[None]:
         reason: BaseException = error
         while reason.__cause__ is not None:
             reason = reason.__cause__
-        raise LaunchFailed(f"{folder / STUDY} cannot be written: {reason}; {MAKE_ROOM}") from error
+        text = f"{folder / STUDY} cannot be written: {reason}. If the disk is full, {MAKE_ROOM}"
+        raise LaunchFailed(text) from error
 
 
 def results(study: optuna.Study) -> list[TrialResult]:
