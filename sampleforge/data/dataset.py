@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 from sampleforge.data import minari_format as fields
 from sampleforge.data.episode_files import ArrowEpisodes, Hdf5Episodes
-from sampleforge.encoding import encodings
+from sampleforge.data.fit import check_fits, sizes
 from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
 from sampleforge.env.bounds import LeafBounds, bounds_of, cut
 from sampleforge.env.spec_json import spec_from_plain
@@ -137,7 +137,7 @@ class OfflineDataset:
         self.recorded = _recorded_spec(source, metadata)
         found = self.recorded or env_spec(str(metadata.get("dataset_id", source)), stored)
         if spec is not None:
-            _check(source, spec, found)
+            check_fits(source, spec, found)
         self.spec = found if spec is None else spec
         self._stored = _stored_episodes(source, path, metadata, stored)
         self._reader = _EpisodeReader(stored, found, self.recorded is not None, self.spec)
@@ -184,7 +184,7 @@ class OfflineDataset:
     def check(self, spec: EnvSpec) -> None:
         """Raise ConfigError, with the expected and the found spaces, unless the dataset's
         observations and actions are those of ``spec``."""
-        _check(self.source, spec, self.spec)
+        check_fits(self.source, spec, self.spec)
 
 
 def open_dataset(
@@ -253,78 +253,6 @@ def _recorded_spec(source: str, metadata: Mapping[str, Any]) -> EnvSpec | None:
     if plain is None:
         return None
     return spec_from_plain(plain, f"{source}: {fields.METADATA_FILE}: {fields.SPEC_KEY}")
-
-
-def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
-    """Raise ConfigError unless data of ``found`` are data of ``expected``."""
-    wrong = [
-        *_differences("observation", *_observations(expected, found)),
-        *_differences("action", _actions(expected), _actions(found)),
-    ]
-    if wrong:
-        raise ConfigError(
-            f"the dataset {source} does not fit {expected.env_id}: {'; '.join(wrong)}; give a "
-            f"dataset of {expected.env_id}, or the environment and the --env settings that it was "
-            f"recorded with ({found.env_id})"
-        )
-
-
-def _differences(kind: str, expected: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
-    for name in {**expected, **found}:
-        ours, theirs = expected.get(name, "none"), found.get(name, "none")
-        if ours != theirs:
-            yield f"{kind} leaf {name!r}: expected {ours}, found {theirs}"
-
-
-def _observations(expected: EnvSpec, found: EnvSpec) -> list[dict[str, str]]:
-    """Return the observation leaves of both in words, by name; pixels with what they are divided
-    by, where both say so."""
-    words = [_described_observations(spec) for spec in (expected, found)]
-    kinds = [encodings(spec.observations) for spec in (expected, found)]
-    for name in kinds[0].keys() & kinds[1].keys():
-        pixels = [kind[name] for kind in kinds]
-        if all(each.kind == "pixels" and math.isfinite(each.high) for each in pixels):
-            for described, each in zip(words, pixels, strict=True):
-                described[name] += f" of pixels up to {1.0 / each.factor:g}"
-    return words
-
-
-def _described_observations(spec: EnvSpec) -> dict[str, str]:
-    """Return the observation leaves in words, by name; categories with their first value, which the
-    slots do without."""
-    declared = {} if spec.spaces is None else dict(leaves(spec.spaces.observation, OBSERVATION))
-    found = {name: _describe_leaf(leaf) for name, leaf in spec.observations.items()}
-    for name in found.keys() & declared.keys():
-        if (start := offset(declared[name])) is not None:
-            found[name] += f" from {np.asarray(start).tolist()} on"
-    return found
-
-
-def _actions(spec: EnvSpec) -> dict[str, str]:
-    return {name: _describe_action(leaf) for name, leaf in spec.actions.items()}
-
-
-def _describe_leaf(leaf: ArraySpec) -> str:
-    values = f" of {_sizes(leaf.categories)} values" if leaf.categories else ""
-    return f"{leaf.dtype} {list(leaf.shape)}{values}"
-
-
-def _describe_action(leaf: ActionSpec) -> str:
-    """Return the action of the environment in words, whatever the policy's units."""
-    if leaf.kind == "box":
-        low, high = leaf.env_low or leaf.low, leaf.env_high or leaf.high
-        return f"Box {leaf.dtype} {list(leaf.shape)} within {_bounds(low)} to {_bounds(high)}"
-    start = f" from {leaf.start} on" if np.any(leaf.start) else ""
-    return f"{leaf.kind} {list(leaf.shape)} of {_sizes(leaf.categories)} values{start}"
-
-
-def _sizes(categories: Sequence[int]) -> str:
-    return str(categories[0]) if len(categories) == 1 else str(list(categories))
-
-
-def _bounds(numbers: Sequence[float]) -> str:
-    rounded = [float(f"{x:.6g}") for x in numbers]
-    return str(rounded[0] if len(set(rounded)) == 1 else rounded)
 
 
 class _EpisodeReader:
@@ -516,7 +444,7 @@ def _check_categories(name: str, column: Array, spec: ArraySpec | ActionSpec) ->
         where = f" at {at}" if at else ""
         raise ValueError(
             f"{name}{where} is category {column[(step, *at)]} (from 0 on) in step {step}, but "
-            f"there are {_sizes(spec.categories)}"
+            f"there are {sizes(spec.categories)}"
         )
 
 
