@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -41,7 +42,8 @@ Report = dict[str, float]
 
 
 TRAINING = weakref.WeakSet["Trainer"]()
-"""The Trainers of this program whose workers work."""
+"""The Trainers of this program whose workers work. Several threads may begin and end some."""
+_CHANGING_TRAINING = threading.Lock()
 
 
 class Trainer:
@@ -129,7 +131,9 @@ class Trainer:
     def stop_all() -> None:
         """Stop every Trainer of this program that still trains, also one that no name is left for:
         a notebook holds what an interrupted cell has made, and its workers go on."""
-        for trainer in list(TRAINING):
+        with _CHANGING_TRAINING:
+            training = list(TRAINING)
+        for trainer in training:
             trainer.stop()
 
     def _working(self) -> Session:
@@ -151,20 +155,23 @@ class Trainer:
             with DeferredInterrupt():
                 self.session.start()
                 self._begun = True
-                self._name_others()
-                TRAINING.add(self)
-                self._generator.manual_seed(self.session.resume_point.seed)
                 self._release = weakref.finalize(self, _end_forgotten, self.session, os.getpid())
                 self._release.atexit = False  # these come after multiprocessing's wait for workers
                 atexit.register(self._release)
+                self._join_others()
+                self._generator.manual_seed(self.session.resume_point.seed)
         except BaseException:
             if not self._begun:
                 self.session = self._new_session()  # a session cannot be opened twice
             raise
 
-    def _name_others(self) -> None:
-        """Name those that train beside this one. Their user may have forgotten them."""
-        for other in TRAINING:
+    def _join_others(self) -> None:
+        """Count this one among those that train, and name the others. Their user may have
+        forgotten them."""
+        with _CHANGING_TRAINING:
+            others = list(TRAINING)
+            TRAINING.add(self)
+        for other in others:
             self.session.message(
                 f"The Trainer of {other.run_dir} trains beside this one; its stop(), or "
                 "Trainer.stop_all(), ends it"
@@ -179,7 +186,8 @@ class Trainer:
         if self._ended:
             return
         self._ended = True
-        TRAINING.discard(self)
+        with _CHANGING_TRAINING:
+            TRAINING.discard(self)
         if self._release is not None:
             self._release.detach()
             atexit.unregister(self._release)

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,27 @@ def test_a_trainer_that_no_name_is_left_for_is_named_and_stopped(tmp_path: Path)
     Trainer.stop_all()
     assert two.done and not TRAINING
     assert [summary(tmp_path / name)["status"] for name in ("one", "two")] == ["finished"] * 2
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["another ends", "an error"])
+def test_a_trainer_whose_beginning_is_disturbed_leaves_nothing(
+    ended: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Other threads begin and end Trainers meanwhile."""
+    one, two = Trainer(config(tmp_path / "one")), Trainer(config(tmp_path / "two"))
+    one.train()
+
+    def message(session: Session, text: str, level: str = "info") -> None:
+        if "trains beside this one" in text:
+            assert one.stop().summary["status"] == "finished"
+            if not ended:
+                raise OSError("no space")
+
+    monkeypatch.setattr(Session, "message", message)
+    with nullcontext() if ended else pytest.raises(OSError, match="no space"), two:
+        two.train()
+    assert summary(tmp_path / "two")["status"] == ("finished" if ended else "failed")
+    assert not TRAINING
 
 
 def test_a_ctrl_c_in_a_with_block_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:

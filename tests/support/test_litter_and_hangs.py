@@ -158,8 +158,10 @@ status=$?
 kill $job
 exit $status
 """
+    (tmp_path / "temporary").mkdir()  # of its own: pytest empties the folders of earlier sessions
+    env = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     process = subprocess.Popen(
-        ["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        ["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
     )
     try:
         shown, _ = process.communicate(timeout=50)
