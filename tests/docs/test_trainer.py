@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import sampleforge as sf
 from sampleforge.cli import VERBS
+from sampleforge.cli.eval import EvalFlags
+from sampleforge.cli.flags import flag_names, same_flag
+from sampleforge.config import ELSEWHERE, nearest
 from tests.support import REPO
 
 PAGE = (REPO / "docs" / "trainer.md").read_text(encoding="utf-8")
@@ -135,3 +138,18 @@ def test_every_setting_that_the_page_names_is_a_field() -> None:
     named = [n for n in re.findall(r"`(\w+Config)\.(\w+)`", PAGE) if n[0] in fields]
     assert len(named) > 20
     assert [f"{config}.{name}" for config, name in named if name not in fields[config]] == []
+
+
+def test_flags_of_sample_factory_are_answered_with_what_their_row_names() -> None:
+    section = PAGE[PAGE.index("## Coming from Sample") : PAGE.index("## Coming from Stable")]
+    here = flag_names(sf.AppoConfig) | flag_names(EvalFlags)
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    theirs = [(name, ours) for cell, ours in rows for name in re.findall(r"--([\w-]+)", cell)]
+    assert len(theirs) > 50
+    for name, ours in theirs:
+        named = {flag.replace("no-", "") for flag in re.findall(r"--([\w.-]+)", ours)}
+        assert named <= here, named - here
+        flag = name.replace("_", "-")
+        if flag not in here and name not in ELSEWHERE:
+            meant = same_flag(flag, here) or nearest(flag, here, 1)[0]
+            assert meant.replace("no-", "") in named, f"{name}: {meant}"
