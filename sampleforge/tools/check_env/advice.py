@@ -193,6 +193,8 @@ def _of_env(spec: EnvSpec, values: Values) -> Iterator[str]:
         yield from ("--max-episode-steps", str(NO_LIMIT))
     elif spec.has_goals and (own := values.get("cut_after")):  # unknown to --her otherwise
         yield from ("--max-episode-steps", f"{own:.0f}")
+    if (groups := len(spec.agent_groups)) > 1:
+        yield from ("--num-policies", str(groups))
 
 
 def _command(algo: str, config: EnvConfig, preset: str, flags: list[str]) -> str:
@@ -236,7 +238,12 @@ def _notes(
         )
     if ACTION_MASK in spec.observations:
         yield "Its action mask needs no flag"
-    if spec.num_seats > 1:
+    if (groups := len(spec.agent_groups)) > 1:
+        yield (
+            f"Its agents have {groups} kinds of spaces, each of which needs a policy of its own "
+            f"(--num-policies {groups})"
+        )
+    elif spec.num_seats > 1:
         yield (
             "Its agents share one policy; --num-policies N trains several, --opponent-pool N plays "
             "against earlier ones"

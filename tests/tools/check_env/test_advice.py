@@ -32,6 +32,7 @@ from tests.support.goal_envs import BIT_FLIP, GOAL_CODE
 from tests.support.graphs import spec_of
 
 BOX, CODE = "tests.support.box_code:BoxCodeEnv", "tests.support.envs:CodeEnv"
+GROUPS = "tests.support.multi_agent:MixedGoals"
 ROWS = [*FURTHER, *(row for rows in TABLE.values() for row in rows)]
 
 
@@ -82,6 +83,7 @@ def commands(env: str, **values: Any) -> list[str]:
         ),
         ("tests.support.envs:MixedActionEnv", {}, "appo --env tests.support.envs:MixedActionEnv"),
         ("PaddleDuel-v0", {}, "appo --env PaddleDuel-v0"),
+        (GROUPS, {}, f"appo --env {GROUPS} --num-policies 2"),
     ],
 )
 def test_the_quickest_measured_training_comes_first_with_its_flags(
@@ -179,6 +181,8 @@ def test_what_else_there_is_to_know() -> None:
     computes = "\n".join(advice("PaddleDuel-v0", uneven=12.0).notes)
     assert "appo, pqn, apex\n" in computes and "--opponent-pool" in computes
     assert "take 12x the median or longer: many workers" in computes
+    groups = "\n".join(advice(GROUPS).notes)
+    assert "2 kinds of spaces" in groups and "--opponent-pool" not in groups
     assert "Its action mask needs no flag" in advice("tests.support.envs:MaskedEnv").notes
     box = "\n".join(advice(BOX).notes)
     assert "appo, sac, crossq, td3, ddppo" in box and "Presets" not in box
