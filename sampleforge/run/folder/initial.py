@@ -185,23 +185,32 @@ def initial_weights(config: Any, place: str, log: Callable[[str], None]) -> Init
     """Return the weights at a place that ``config.init_from`` names: RUN, RUN@best, RUN:POLICY or
     RUN:POLICY@best. ``log``: as in `CheckpointStore.load`. Raises ConfigError if there is no such
     checkpoint."""
-    run, _, which = place.partition("@")
+    run, which = _cut(place, "@")
     if (which or "latest") not in get_args(Which):
         raise ConfigError(
             f"--init-from {place}: {which!r} must be latest or best, the checkpoint of the run"
         )
-    run_dir, _, policy = run.partition(":")
+    run_dir, policy = _cut(run, ":")
     try:  # absolute, because workers have a directory of their own
         folder = RunFolder.existing(Path(run_dir).absolute())
     except ConfigError as error:
         raise ConfigError(
             f"--init-from {place}: {error}; give the folder that a run has written"
         ) from error
-    store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
+    source = folder.policy_checkpoints(policy or None, "--init-from RUN:{0}")
+    store = CheckpointStore(source, 1)
     chosen = cast("Which", which or "latest")
     if store.load(chosen, log=lambda text: log(f"--init-from {place}: {text}")) is None:
         raise ConfigError(f"--init-from {place}: there is no checkpoint yet; train it first")
     return InitialWeights(folder, store, chosen, config.init_parts, config.init_mismatch)
+
+
+def _cut(place: str, mark: str) -> tuple[str, str]:
+    """Return what is before and after the last ``mark`` of a place; but all of it, and nothing, if
+    the mark is of a folder's own path."""
+    before, found, after = place.rpartition(mark)
+    own = not found or "/" in after or (mark == "@" and ":" in after) or Path(place).is_dir()
+    return (place, "") if own else (before, after)
 
 
 def _of_frozen(folder: RunFolder, policy: str) -> CheckpointStore:

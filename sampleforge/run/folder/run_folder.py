@@ -202,10 +202,13 @@ class RunFolder:
         )
         return sorted({file.parent.name for file in of_checkpoints})
 
-    def policy_checkpoints(self, policy: str | None) -> Path:
+    def policy_checkpoints(
+        self, policy: str | None, remedy: str = "--policy {0}, or policy={0!r} in Python"
+    ) -> Path:
         """Return the folder of the checkpoints of a policy: of the only one that is trained (None),
         or of the one with this id in a run with several, which may be frozen. Raises ConfigError if
-        it does not say which of several, or names another."""
+        it does not say which of several (``remedy``: how, with the id for {0}), or names
+        another."""
         several = self.policy_ids()
         if policy in several:
             return self.checkpoints / policy
@@ -220,8 +223,8 @@ class RunFolder:
             best = best_member(json.loads(self.summary_file.read_bytes()))
             named = best if best in several else named
         raise ConfigError(
-            f"{self.path} has the policies {', '.join(several)}; say which of them: --policy "
-            f"{named}, or policy={named!r} in Python"
+            f"{self.path} has the policies {', '.join(several)}; say which of them: "
+            + remedy.format(named)
         )
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
-from sampleforge.run.folder.initial import InitialWeights
+from sampleforge.run.folder.initial import InitialWeights, initial_weights
 from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.topologies.config import AppoConfig
 from tests.support.sac import (
     crossq_config,
     crossq_learner,
@@ -73,3 +74,29 @@ def test_critics_are_taken_with_their_norms_and_targets_or_not_at_all(
     for name in after:
         if name.partition("/")[0] in taken:
             assert torch.equal(after[name], tensors[name]), name
+
+
+def run_with(path: Path, *policies: str) -> str:
+    """A run's folder with a checkpoint of each policy, or of its only one."""
+    for policy in policies or ("",):
+        store = CheckpointStore(path / "checkpoints" / policy, 1)
+        store.folder.mkdir(parents=True)
+        store.save(Checkpoint({}, {}), env_steps=0, version=0, return_mean=None)
+    (path / "config.yaml").touch()
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["a", "a@b", "t12:30", "x@y:z/first"])
+def test_a_folder_may_have_the_marks_of_a_place_in_its_name(name: str, tmp_path: Path) -> None:
+    one, two = run_with(tmp_path / name), run_with(tmp_path / "several" / name, "one", "two")
+    for place in (one, f"{one}/", f"{one}@latest", f"{two}:one", f"{two}:two@latest"):
+        initial_weights(AppoConfig(), place, print)
+    for place in (f"{one}@bst", f"{two}:one@bst"):
+        with pytest.raises(ConfigError, match="'bst' must be latest or best"):
+            initial_weights(AppoConfig(), place, print)
+
+
+def test_which_of_several_policies_is_asked_in_the_words_of_the_flag(tmp_path: Path) -> None:
+    place = run_with(tmp_path / "{run}", "one", "two")
+    with pytest.raises(ConfigError, match=r"policies one, two; .*: --init-from RUN:one$"):
+        initial_weights(AppoConfig(), place, print)
