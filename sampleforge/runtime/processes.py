@@ -165,6 +165,7 @@ _STARTING = threading.Lock()
 def _start_fork_server(modules: Iterable[str]) -> None:
     from multiprocessing import forkserver, resource_tracker
 
+    _check_not_forked_after_a_run()
     process_context()
     _keep_addresses_short()
     raise_limit()  # the server inherits it, and its children from it
@@ -182,6 +183,23 @@ def _start_fork_server(modules: Iterable[str]) -> None:
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_not_forked_after_a_run() -> None:
+    """Raise ConfigError if the fork server that this process knows was started by the process that
+    it was forked from: it cannot use that, and torch waits for ever for threads that it lacks."""
+    from multiprocessing import forkserver
+
+    import psutil
+
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    with suppress(psutil.NoSuchProcess):
+        if pid is not None and psutil.Process(pid).ppid() != os.getpid():
+            raise ConfigError(
+                "this process was forked from one that had begun a run, and torch cannot compute "
+                "in it; begin the run in a process that is spawned: ProcessPoolExecutor("
+                "mp_context=multiprocessing.get_context('spawn'))"
+            )
 
 
 def _search_path() -> dict[str, str]:

@@ -174,3 +174,41 @@ def test_workers_import_the_copy_of_the_package_that_the_driver_has(
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == str(copy / "sampleforge" / "__init__.py")
+
+
+AFTER_A_RUN = """
+import multiprocessing, sys
+from sampleforge.config import ConfigError
+from sampleforge.runtime.processes import start_fork_server
+
+def begin():
+    try:
+        start_fork_server()
+    except ConfigError as error:
+        sys.exit(str(error))
+
+if __name__ == "__main__":
+    start_fork_server()
+    start_fork_server()
+    for method in ("fork", "spawn"):
+        process = multiprocessing.get_context(method).Process(target=begin)
+        process.start()
+        process.join()
+        print(process.exitcode)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a fork server")
+def test_a_process_that_was_forked_after_a_run_is_told_to_be_spawned(tmp_path: Path) -> None:
+    """It took the fork server of the other one for its own child: 'No child processes'."""
+    script = tmp_path / "script.py"
+    script.write_text(AFTER_A_RUN)
+    run = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert run.stdout.split() == ["1", "0"], run.stderr
+    assert "get_context('spawn')" in run.stderr
