@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
@@ -32,7 +31,7 @@ def train(
         session = trainer.session
         session.open()
         run_benchmark(session)
-        return Result(session.folder.path, json.loads(session.folder.summary_file.read_text()))
+        return Result.of(session.folder)
     with trainer:
         for _ in trainer:
             pass

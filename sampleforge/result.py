@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ class Result:
 
     run_dir: Path
     summary: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Result:
+        """Return the result of the run in ``folder``, which has ended."""
+        return cls(folder.path, json.loads(folder.summary_file.read_text()))
 
     @property
     def history(self) -> list[dict[str, Any]]:

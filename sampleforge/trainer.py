@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
 import weakref
@@ -311,8 +310,7 @@ class Trainer:
             raise RuntimeError("the run has no result: it was not started")
         if not self._ended:
             raise RuntimeError("the run has no result yet: it has one after stop()")
-        folder = self.session.folder
-        return Result(folder.path, json.loads(folder.summary_file.read_text()))
+        return Result.of(self.session.folder)
 
     @usual_torch()
     def save(self, path: str | Path | None = None) -> Path:

@@ -103,8 +103,9 @@ def check_may_have_children() -> None:
         raise ConfigError(
             f"this process ({process.name}) is a daemonic one, as the workers of "
             "multiprocessing.Pool are, and can start no processes, which the workers of a run are; "
-            "begin the run in one of concurrent.futures.ProcessPoolExecutor or of "
-            "Process(daemon=False), or train with serial=True (--serial)"
+            "begin the run in one of concurrent.futures.ProcessPoolExecutor(mp_context="
+            "multiprocessing.get_context('spawn')) or of Process(daemon=False), or train with "
+            "serial=True (--serial)"
         )
 
 
