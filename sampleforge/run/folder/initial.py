@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -209,7 +210,8 @@ def _cut(place: str, mark: str) -> tuple[str, str]:
     """Return what is before and after the last ``mark`` of a place; but all of it, and nothing, if
     the mark is of a folder's own path."""
     before, found, after = place.rpartition(mark)
-    own = not found or "/" in after or (mark == "@" and ":" in after) or Path(place).is_dir()
+    own = not found or "/" in after or (mark == "@" and ":" in after)
+    own = own or os.path.isdir(place)  # False also for a path that may not be looked at
     return (place, "") if own else (before, after)
 
 

@@ -96,6 +96,11 @@ def test_a_folder_may_have_the_marks_of_a_place_in_its_name(name: str, tmp_path:
             initial_weights(AppoConfig(), place, print)
 
 
+def test_a_place_that_can_be_no_folder_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--init-from .* is not a run folder: File name too"):
+        initial_weights(AppoConfig(), f"{tmp_path}/{'n' * 300}@best", print)
+
+
 def test_which_of_several_policies_is_asked_in_the_words_of_the_flag(tmp_path: Path) -> None:
     place = run_with(tmp_path / "{run}", "one", "two")
     with pytest.raises(ConfigError, match=r"policies one, two; .*: --init-from RUN:one$"):
