@@ -187,20 +187,24 @@ def _start_fork_server(modules: Iterable[str]) -> None:
 
 
 def _check_not_forked_after_a_run() -> None:
-    """Raise ConfigError if the fork server that this process knows was started by the process that
-    it was forked from: it cannot use that, and torch waits for ever for threads that it lacks."""
+    """Raise ConfigError if the fork server that this process knows, of a run or of the user's own,
+    was started by the process that it was forked from: it cannot use that, and after a run torch
+    waits for ever for threads that it lacks."""
     from multiprocessing import forkserver
 
-    import psutil
-
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    with suppress(psutil.NoSuchProcess):
-        if pid is not None and psutil.Process(pid).ppid() != os.getpid():
+    if pid is None:
+        return
+    try:  # the kernel is asked: /proc may be the host's, with other numbers, in a PID namespace
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        with suppress(OSError):  # it has ended, and something else has waited for it
+            os.kill(pid, 0)
             raise ConfigError(
-                "this process was forked from one that had begun a run, and torch cannot compute "
-                "in it; begin the run in a process that is spawned: ProcessPoolExecutor("
-                "mp_context=multiprocessing.get_context('spawn'))"
-            )
+                "this process was forked from one that had begun a run, or started a fork server, "
+                "and can start no workers; begin the run in a process that is spawned: "
+                "ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+            ) from None
 
 
 def _search_path() -> dict[str, str]:

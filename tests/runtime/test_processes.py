@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -212,3 +213,30 @@ def test_a_process_that_was_forked_after_a_run_is_told_to_be_spawned(tmp_path: P
     )
     assert run.stdout.split() == ["1", "0"], run.stderr
     assert "get_context('spawn')" in run.stderr
+
+
+TWICE = """
+from multiprocessing import forkserver
+from sampleforge.runtime.processes import start_fork_server
+
+if __name__ == "__main__":
+    forkserver.ensure_running()
+    start_fork_server()
+    start_fork_server()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a fork server")
+def test_its_own_fork_server_is_known_where_proc_numbers_processes_otherwise(
+    tmp_path: Path,
+) -> None:
+    """As in a PID namespace whose /proc is the host's."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"]).returncode:
+        pytest.skip("may make no PID namespace")
+    script = tmp_path / "script.py"
+    script.write_text(TWICE)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*apart, sys.executable, str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert run.returncode == 0, run.stderr
