@@ -42,7 +42,7 @@ Report = dict[str, float]
 
 TRAINING = weakref.WeakSet["Trainer"]()
 """The Trainers of this program whose workers work. Several threads may begin and end some."""
-_CHANGING_TRAINING = threading.Lock()
+_CHANGING_TRAINING = threading.RLock()  # a signal's handler may call stop_all() while it is held
 
 
 class Trainer:
@@ -157,8 +157,8 @@ class Trainer:
                 self._release = weakref.finalize(self, _end_forgotten, self.session, os.getpid())
                 self._release.atexit = False  # these come after multiprocessing's wait for workers
                 atexit.register(self._release)
-                self._join_others()
                 self._generator.manual_seed(self.session.resume_point.seed)
+                self._join_others()
         except BaseException:
             if not self._begun:
                 self.session = self._new_session()  # a session cannot be opened twice

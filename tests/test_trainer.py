@@ -23,7 +23,7 @@ import sampleforge as sf
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
-from sampleforge.trainer import TRAINING, Trainer
+from sampleforge.trainer import _CHANGING_TRAINING, TRAINING, Trainer
 from tests.support.processes import RunCli
 from tests.support.runs import newest, summary
 
@@ -192,6 +192,18 @@ def test_a_trainer_whose_beginning_is_disturbed_leaves_nothing(
         two.train()
     assert summary(tmp_path / "two")["status"] == ("finished" if ended else "failed")
     assert not TRAINING
+
+
+def test_a_handler_of_a_signal_may_stop_all_wherever_the_program_is() -> None:
+    stopped = threading.Event()
+
+    def as_in_a_handler() -> None:
+        with _CHANGING_TRAINING:
+            Trainer.stop_all()
+        stopped.set()
+
+    threading.Thread(target=as_in_a_handler, daemon=True).start()
+    assert stopped.wait(10.0)
 
 
 def test_a_ctrl_c_in_a_with_block_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
