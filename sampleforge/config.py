@@ -200,10 +200,11 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "num_splits": "worker_num_splits",
         "num_policy_workers": "policy_workers_per_policy",
         "worker_niceness": "default_niceness",
-        "serial": "serial_mode torch_deterministic",
+        "serial": "serial_mode",
         "device": "cuda gpu num_gpus",
         "decorrelate": "decorrelate_envs_on_one_worker decorrelate_experience_max_seconds",
-        "rollout": "n_steps num_steps rollout_fragment_length recurrence",
+        "rollout": "n_steps num_steps rollout_fragment_length",
+        "sequence_length rollout": "recurrence",
         "batch_size": "train_batch_size",
         "minibatch_size": "num_minibatches n_minibatches sgd_minibatch_size",
         "num_epochs": "n_epochs update_epochs num_sgd_iter",
@@ -239,7 +240,6 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "model.cnn_features": "encoder_conv_mlp_layers",
         "model.core": "use_rnn rnn_type use_lstm",
         "model.core_size": "rnn_size lstm_cell_size",
-        "model.separate_critic": "actor_critic_share_weights vf_share_layers",
         "model.normalise_observations": "normalize_input norm_obs observation_filter",
         "model.action_std": "adaptive_stddev",
         "model.initial_log_std": "log_std_init initial_stddev",
@@ -275,6 +275,7 @@ part, or those that are it in different algorithms."""
 
 _VIDEO = "`sampleforge eval RUN --video FILE.mp4` makes a video of a trained policy"
 _BEST = "the best checkpoint is kept without being asked for, by evaluations or training episodes"
+_SHARED = "model.separate_critic is the opposite: off, the critic shares the policy's layers"
 ELSEWHERE = {
     "algo": "the algorithm is the first word, `sampleforge train appo`, or the class of the config",
     "num_batches_per_epoch": "batch_size is all that an update learns from, and minibatch_size the "
@@ -290,6 +291,8 @@ ELSEWHERE = {
     "value_bootstrap": "a truncated episode is always bootstrapped from its last observation",
     "heartbeat_interval": "env_timeout and learner_timeout say when a worker counts as hung",
     "framework": "networks are torch's",
+    "torch_deterministic": "serial makes a run deterministic: workers take turns in one process",
+    **dict.fromkeys(("actor_critic_share_weights", "vf_share_layers"), _SHARED),
     "verbose": "quiet prints less, and debug says more",
 }
 """Name of a setting in other libraries -> what there is instead of it."""

@@ -119,6 +119,8 @@ def test_names_of_other_libraries_lead_to_settings_that_there_are() -> None:
         (sf.SacConfig, "net_arch", ". Did you mean model.hidden_sizes?"),
         (sf.ModelConfig, "net_arch", ". Did you mean hidden_sizes?"),
         (sf.AppoConfig, "use_rnn", ". Did you mean model.core?"),
+        (sf.AppoConfig, "recurrence", ". Did you mean rollout?"),
+        (sf.SacConfig, "recurrence", ". Did you mean sequence_length?"),
         (sf.AppoConfig, "num_gpus", ". Did you mean device?"),
         (sf.MarwilConfig, "dataset", ". Did you mean input?"),
         (sf.AppoConfig, "framework", ": networks are torch's"),

@@ -163,6 +163,7 @@ OTHER_NAMES = {
     "max-num-episodes": "episodes",
     "policy-index": "policy",
     "save-video": "video",
+    "render": "video",
     "evaluation-env": "evaluate-env",
     "evaluation-env-kwargs": "evaluate-env-kwargs",
     "evaluation-function": "evaluate-function",
