@@ -128,6 +128,8 @@ def _given_after_dashes(args: Sequence[str], names: Collection[str]) -> str | No
 def _unknown(words: Sequence[str], names: Collection[str], prog: str) -> str:
     """Return the error for words of a command line that no flag takes."""
     flag = next((word for word in words if word.startswith("--")), None)
+    if flag is None and words[0].lower() in ("true", "false"):
+        return f"{words[0]} belongs to no flag: a switch has no value, it is --NAME or --no-NAME"
     if flag is None:
         return f"{words[0]} belongs to no flag; `{prog} --help` lists them"
     name = flag.partition("=")[0].removeprefix("--").replace("_", "-")

@@ -190,6 +190,7 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train --env CartPole-v1", "The algorithm comes before the flags"),
         ("train appo --env X --num-wokers 3", "Unknown flag --num-wokers. Did you mean --num-wor"),
         ("train appo --env X --nope 3", "`sampleforge train appo --help-all` lists the flags"),
+        ("train appo --env X --serial=True", "True belongs to no flag: a switch has no value, it"),
         ("train appo --env X y", "y belongs to no flag; `sampleforge train appo --help` lists"),
         ("train appo --env X --model.core gruu", "--model.core gruu: must be one of none, gru, l"),
         ("train appo --env X --track x", "--track x: must be one of csv, wandb, trackio"),
