@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
+from types import FrameType
 
 from sampleforge.runtime.processes import end_descendants
 
@@ -105,12 +107,15 @@ class Watch:
 
 class HangWatch:
     """Ends this process, and those that it has started, when more than ``limit`` seconds pass
-    between two calls of `alive` inside of the context. It begins with the first call."""
+    between two calls of `alive` inside of the context. It begins with the first call. Seconds for
+    which Ctrl-Z (SIGTSTP) has stopped the process do not count."""
 
     def __init__(self, name: str, limit: float) -> None:
         self._name = name
         self._limit = limit
         self._alive_at = inf
+        self._looking = threading.Lock()
+        self._knows_pauses = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
 
@@ -118,20 +123,35 @@ class HangWatch:
         self._alive_at = monotonic()
 
     def __enter__(self) -> HangWatch:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._pause)
+            self._knows_pauses = True
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
+        if self._knows_pauses:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+    def _pause(self, _number: int, _frame: FrameType | None) -> None:
+        with self._looking:
+            faulthandler.cancel_dump_traceback_later()
+            began = monotonic()
+            os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT
+            self._alive_at += monotonic() - began
 
     def _look(self) -> None:
         pause = min(INTERVAL, self._limit / 4)
+        later = self._limit + WITHOUT_LOCK_S
         while not self._closed.wait(pause):
-            # For a simulator that keeps the interpreter's lock, and with it this thread.
-            faulthandler.dump_traceback_later(self._limit + WITHOUT_LOCK_S, exit=True, file=STDERR)
-            if monotonic() - self._alive_at > self._limit:
-                self._end()
+            with self._looking:
+                # For a simulator that keeps the interpreter's lock, and with it this thread.
+                faulthandler.dump_traceback_later(later, exit=True, file=STDERR)
+                if monotonic() - self._alive_at > self._limit:
+                    self._end()
         faulthandler.cancel_dump_traceback_later()
 
     def _end(self) -> None:
