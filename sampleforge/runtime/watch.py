@@ -114,7 +114,7 @@ class HangWatch:
         self._name = name
         self._limit = limit
         self._alive_at = inf
-        self._looking = threading.Lock()
+        self._looking = threading.RLock()  # a second SIGTSTP may come within the handler
         self._knows_pauses = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
