@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
+from sampleforge.names import nearest
 
 if TYPE_CHECKING:
     from sampleforge.spec import ArraySpec, EnvSpec

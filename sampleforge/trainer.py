@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 import torch
 
-from sampleforge.config import says_stochastic
 from sampleforge.learner_states import LearnerStates
 from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.names import says_stochastic
 from sampleforge.newest_policies import NewestPolicies
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.result import Result, dataframe

@@ -13,17 +13,15 @@ import pytest
 import sampleforge as sf
 from sampleforge.cli.train import parse_config
 from sampleforge.config import (
-    ELSEWHERE,
     LARGEST_SEED,
     NAMING_CODE,
-    OTHER_SETTINGS,
     ConfigError,
     docstrings,
     from_plain,
-    nearest,
     to_plain,
 )
 from sampleforge.models.config import ModelConfig
+from sampleforge.names import ELSEWHERE, OTHER_SETTINGS, nearest
 from sampleforge.presets import preset_names, preset_values
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
@@ -234,7 +232,7 @@ def test_classes_and_functions_stand_for_their_names() -> None:
         "model": {"encoder": Named, "head": Named},
     }
     config = AppoConfig(**objects)
-    named, function = f"{__name__}:Named", "sampleforge.config:nearest"
+    named, function = f"{__name__}:Named", "sampleforge.names:nearest"
     assert config.callbacks == (named,)
     assert (config.model.encoder, config.model.head) == (named, named)
     assert (config.evaluate_function, config.anneal) == (function, {"learning_rate": function})

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.config import ConfigError, typed
+from sampleforge.names import nearest
 
 COOLDOWN = 0.25
 """The last part of the training, in which cooldown falls."""

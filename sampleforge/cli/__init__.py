@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from sampleforge.config import ConfigError, UserError, nearest
+from sampleforge.config import ConfigError, UserError
+from sampleforge.names import nearest
 from sampleforge.runtime.imports import is_importing
 from sampleforge.runtime.streams import open_closed_streams, write_any_letter
 from sampleforge.version import __version__

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
+from sampleforge.names import nearest
 
 if TYPE_CHECKING:
     from sampleforge.env.family import Family

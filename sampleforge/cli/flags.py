@@ -19,15 +19,8 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from sampleforge.cli.words import KEY_JSON, KEY_VALUES, RUNS
-from sampleforge.config import (
-    ELSEWHERE,
-    ConfigError,
-    docstrings,
-    nearest,
-    same_setting,
-    to_plain,
-    whole_number,
-)
+from sampleforge.config import ConfigError, docstrings, to_plain, whole_number
+from sampleforge.names import ELSEWHERE, OTHER_FLAGS, nearest, same_setting
 
 C = TypeVar("C")
 Field = tuple[str, Any, Any]
@@ -156,30 +149,10 @@ def flag_names(cls: type[Any], prefix: str = "") -> set[str]:
     return names
 
 
-OTHER_NAMES = {
-    "deterministic": "no-stochastic",
-    "explore": "stochastic",
-    "greedy": "no-stochastic",
-    "eval-deterministic": "no-stochastic",
-    "load-checkpoint-kind": "checkpoint",
-    "max-num-episodes": "episodes",
-    "policy-index": "policy",
-    "save-video": "video",
-    "render": "video",
-    "evaluation-env": "evaluate-env",
-    "evaluation-env-kwargs": "evaluate-env-kwargs",
-    "evaluation-function": "evaluate-function",
-    "exploration-schedule": "anneal exploration-coeff=linear",
-    "policy-weights": "init-from policy_1=RUN",
-}
-"""Name of a flag in other libraries, or in earlier versions -> name of the same flag here, where it
-is not that of a setting (`same_setting`)."""
-
-
 def same_flag(name: str, names: Collection[str]) -> str | None:
     """Return the flag, of ``names``, that is ``name`` in other libraries or in earlier versions;
     None if there is none. All are without dashes in front."""
-    ours = OTHER_NAMES.get(name, "")
+    ours = OTHER_FLAGS.get(name, "")
     if ours.partition(" ")[0] in names:
         return ours
     found = same_setting(name.replace("-", "_"), {each.replace("-", "_") for each in names})

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
+from sampleforge.names import nearest
 from sampleforge.presets import preset_file, preset_names, preset_values
 from sampleforge.tools.jobs.jobs import FILE_WIDTH
 from sampleforge.topologies.config import ALGOS

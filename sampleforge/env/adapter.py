@@ -17,8 +17,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
 from sampleforge.env.step_values import described
+from sampleforge.names import nearest
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.names import nearest
 
 REFUSED = re.compile(r"unexpected keyword argument '(\w+)'")
 

@@ -15,9 +15,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
 from sampleforge.env.adapter import KEY as FRAME_STACK
 from sampleforge.env.adapter import env_spec
+from sampleforge.names import nearest
 from sampleforge.spec import Autoreset, EnvSpaces, EnvSpec, action_specs, with_action_units
 
 FORMAT = 1

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.config import ConfigError, typed
 from sampleforge.models.config import ModelConfig
+from sampleforge.names import nearest
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
 _BUILT_IN = {

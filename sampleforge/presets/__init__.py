@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
+from sampleforge.names import nearest
 from sampleforge.run.folder.stored_config import config_values
 
 FOLDER = Path(__file__).parent

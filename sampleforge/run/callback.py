@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
 from sampleforge.env.user_code import import_user_module
+from sampleforge.names import nearest
 from sampleforge.run.reports.metrics import evaluations
 from sampleforge.workers.callback import (
     WORKER_HOOKS,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.algorithms.annealing import annealings
-from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.config import ConfigError, typed
+from sampleforge.names import nearest
 from sampleforge.run.unused import ONLY_WHILE_IT_CHANGES, Resolved, stages, unread
 from sampleforge.topologies.graph import PolicyGroup
 from sampleforge.workers.learner_change import LOAD, ChangeRequest

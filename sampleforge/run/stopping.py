@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.config import ConfigError, typed
 from sampleforge.env.games import OF_TYPE
+from sampleforge.names import nearest
 from sampleforge.run.callback import Callback, adds_metrics
 from sampleforge.run.reports.metrics import GROUPS, OTHERS, PREFIX, group_of
 from sampleforge.runtime.config import StopCondition

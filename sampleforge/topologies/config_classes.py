@@ -7,23 +7,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError
+from sampleforge.names import OTHER_ALGORITHMS, nearest
 from sampleforge.topologies.config import ALGOS
 
 GROUP = "sampleforge.algorithms"
 """The entry points of packages that bring algorithms: name = module:ConfigClass."""
-
-OTHER_NAMES = {
-    name: ours
-    for ours, names in {
-        "appo": "ppo a2c a3c impala",
-        "apex": "dqn ddqn rainbow r2d2",
-        "td3": "ddpg",
-        "marwil": "bc",
-    }.items()
-    for name in names.split()
-}
-"""Algorithm of other libraries -> the one here that takes its place."""
 
 
 def algorithm_names() -> list[str]:
@@ -42,7 +31,7 @@ def config_class(algo: str) -> type[Any]:
         from sampleforge.env.user_code import import_function
 
         return _checked(import_function("algorithm", algo), algo)
-    ours = OTHER_NAMES.get(algo.lower())
+    ours = OTHER_ALGORITHMS.get(algo.lower())
     near = [ours] if ours else nearest(algo, algorithm_names())
     known = f"There are {', '.join(algorithm_names())}, and your own, as module:ConfigClass."
     hint = f"Did you mean {near[0]}?" if near else known

@@ -16,7 +16,7 @@ from tests.support import REPO
 from tests.support.imports import Import, imports_of
 
 FLOORS = {
-    0: "version ops runtime config encoding spec",
+    0: "version names ops runtime config encoding spec",
     1: "shared",
     2: "models env rollouts replay peers data",
     3: "algorithms",

@@ -11,7 +11,7 @@ import sampleforge as sf
 from sampleforge.cli import VERBS
 from sampleforge.cli.eval import EvalFlags
 from sampleforge.cli.flags import flag_names, same_flag
-from sampleforge.config import ELSEWHERE, nearest
+from sampleforge.names import ELSEWHERE, nearest
 from tests.support import REPO
 
 PAGE = (REPO / "docs" / "trainer.md").read_text(encoding="utf-8")

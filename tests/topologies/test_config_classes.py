@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from sampleforge.config import ConfigError
+from sampleforge.names import OTHER_ALGORITHMS
 from sampleforge.topologies import config_classes
 from sampleforge.topologies.config import ALGOS, AppoConfig, SlotsRunConfig
 from sampleforge.topologies.config_classes import (
-    OTHER_NAMES,
     algorithm_names,
     config_class,
     names_code,
@@ -108,8 +108,8 @@ def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
 
 
 def test_names_of_other_libraries_lead_to_algorithms_that_there_are() -> None:
-    assert {*OTHER_NAMES.values()} <= {*ALGOS} and not {*OTHER_NAMES} & {*ALGOS}
-    for name, ours in OTHER_NAMES.items():
+    assert {*OTHER_ALGORITHMS.values()} <= {*ALGOS} and not {*OTHER_ALGORITHMS} & {*ALGOS}
+    for name, ours in OTHER_ALGORITHMS.items():
         with pytest.raises(
             ConfigError, match=rf"^Unknown algorithm {name}\. Did you mean {ours}\?$"
         ):

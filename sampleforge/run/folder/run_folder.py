@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.config import ConfigError, typed
+from sampleforge.names import nearest
 from sampleforge.run.folder import stored_config
 from sampleforge.run.folder.files import CannotWrite, unusable, writing
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, trusted

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from sampleforge.config import ConfigError, difference, nearest, typed
+from sampleforge.config import ConfigError, difference, typed
+from sampleforge.names import nearest
 from sampleforge.run.folder.stored_config import EVALUATED, SAME_SETTING
 from sampleforge.tools.plots.curves import (
     MOST_NAMED,

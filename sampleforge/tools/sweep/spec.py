@@ -18,9 +18,9 @@ from sampleforge.config import (
     check_range,
     check_seed,
     from_plain,
-    nearest,
     with_underscores,
 )
+from sampleforge.names import nearest
 from sampleforge.presets import preset_values
 from sampleforge.run.folder.stored_config import NOT_STORED, flat_fields, nested, read_yaml
 from sampleforge.topologies.config import AnyConfig

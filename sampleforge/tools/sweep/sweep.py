@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sampleforge.config import ConfigError, difference, nearest, to_plain
+from sampleforge.config import ConfigError, difference, to_plain
+from sampleforge.names import nearest
 from sampleforge.run.folder.kinds import STUDY
 from sampleforge.run.reports.metrics import parse_report
 from sampleforge.runtime.files import write_atomically, write_json
