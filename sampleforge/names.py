@@ -63,17 +63,22 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "kl_coeff": "kl_loss_coeff",
         "value_coeff": "vf_coef vf_loss_coeff value_loss_coeff",
         "value_clip": "ppo_clip_value clip_range_vf vf_clip_param clip_vloss",
-        "advantage": "with_vtrace",
+        "advantage": "with_vtrace use_gae",
+        "normalise_advantages": "norm_adv normalize_advantage",
         "clip_ratio": "clip_range clip_coef clip_param ppo_clip_ratio",
         "max_grad_norm": "grad_clip",
         "gamma": "discount",
         "gae_lambda": "lambda lambda_",
         "replay_capacity": "buffer_size",
+        "priority_alpha": "prioritized_replay_alpha",
+        "priority_beta": "prioritized_replay_beta",
+        "double": "double_q",
+        "noisy_nets": "noisy",
         "updates_per_env_step samples_per_insert": "train_freq train_frequency gradient_steps utd",
         "target_rate": "tau polyak",
         "target_update_interval": "target_network_frequency",
         "actor_interval": "policy_delay policy_frequency",
-        "initial_temperature": "alpha",
+        "initial_temperature priority_alpha": "alpha",
         "learn_temperature": "autotune",
         "exploration_noise noise_correlation": "action_noise",
         "target_noise": "policy_noise target_policy_noise",
@@ -96,7 +101,7 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "checkpoint_interval": "save_freq save_interval save_every_sec",
         "milestone_interval": "save_milestones_sec",
         "report_interval": "log_interval experiment_summaries_interval",
-        "metrics_window": "stats_avg metrics_num_episodes_for_smoothing",
+        "metrics_window": "stats_avg stats_window_size metrics_num_episodes_for_smoothing",
         "action_repeat": "frame_skip env_frameskip",
         "input": "input_ data dataset demonstrations",
         "record": "output",
@@ -120,6 +125,15 @@ part, or those that are it in different algorithms."""
 
 _VIDEO = "`sampleforge eval RUN --video FILE.mp4` makes a video of a trained policy"
 _BEST = "the best checkpoint is kept without being asked for, by evaluations or training episodes"
+_OBSERVATIONS = (
+    "model.normalise_observations learns what to subtract and divide by, as model.normalise_images "
+    "does for pixels"
+)
+_EPSILON = (
+    "each environment of Ape-X explores with an epsilon of its own, which does not fall: "
+    "epsilon_base and epsilon_exponent"
+)
+_WANDB = "wandb reads it from its own environment variables: WANDB_ENTITY, WANDB_TAGS, WANDB_DIR"
 _SHARED = "model.separate_critic is the opposite: off, the critic shares the policy's layers"
 ELSEWHERE = {
     "algo": "the algorithm is the first word, `sampleforge train appo`, or the class of the config",
@@ -134,6 +148,20 @@ ELSEWHERE = {
     "env_framestack": "the environment stacks its frames: env_kwargs (of Atari stack_num), or a "
     "wrapper in a factory of your own",
     "value_bootstrap": "a truncated episode is always bootstrapped from its last observation",
+    "rnn_num_layers": "a core has one layer, of model.core_size units",
+    "decoder_mlp_layers": "model.hidden_sizes are the layers before the core; none is behind it",
+    **dict.fromkeys(("obs_scale", "obs_subtract_mean"), _OBSERVATIONS),
+    **dict.fromkeys(
+        (
+            "exploration_fraction",
+            "exploration_initial_eps",
+            "exploration_final_eps",
+            "start_e",
+            "end_e",
+        ),
+        _EPSILON,
+    ),
+    **dict.fromkeys(("wandb_user", "wandb_tags", "wandb_job_type", "wandb_dir"), _WANDB),
     "heartbeat_interval": "env_timeout and learner_timeout say when a worker counts as hung",
     "framework": "networks are torch's",
     "torch_deterministic": "serial makes a run deterministic: workers take turns in one process",
@@ -192,6 +220,14 @@ def same_setting(name: str, known: Collection[str]) -> str | None:
     return None
 
 
+def meant(name: str, known: Collection[str]) -> str | None:
+    """Return the ``known`` setting that ``name`` is in other libraries, or else may be a wrong
+    spelling of; None if there is none, as for a name of theirs that has no counterpart in them."""
+    if name in OTHER_SETTINGS:
+        return same_setting(name, known)
+    return next(iter(nearest(name, known, 1)), None)
+
+
 def says_stochastic(method: M) -> M:
     """Return a method that answers the names which its argument ``stochastic`` has had, or has in
     other libraries, with this one (TypeError)."""
@@ -217,6 +253,5 @@ def hint(name: str, known: Collection[str]) -> str:
         return f": {NO_PRESET}"
     if name in ELSEWHERE:
         return f": {ELSEWHERE[name]}"
-    ours = same_setting(name, known)
-    near = [ours] if ours else nearest(name, known, 1)
-    return f". Did you mean {near[0]}?" if near else ""
+    near = meant(name, known)
+    return f". Did you mean {near}?" if near else ""

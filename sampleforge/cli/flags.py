@@ -127,8 +127,8 @@ def _unknown(words: Sequence[str], names: Collection[str], prog: str) -> str:
         return f"{words[0]} belongs to no flag; `{prog} --help` lists them"
     name = flag.partition("=")[0].removeprefix("--").replace("_", "-")
     off = re.sub(r"^no-(.+\.)", r"\1no-", name)  # --no-model.X is --model.no-X
-    meant = [own for own in (same_flag(name, names), off) if own in names]
-    near = meant or nearest(name, names, 1)
+    ours = [own for own in (same_flag(name, names), off) if own in names]
+    near = ours or nearest(name, names, 1)
     lists = f"`{prog} --help{'-all' if 'help-all' in names else ''}` lists the flags."
     hint = f"Did you mean --{near[0]}?" if near else lists
     return f"Unknown flag --{name}. {hint}"
@@ -184,13 +184,17 @@ def check_known(
             raise ConfigError(f"Unknown flag --{name}: {instead}")
         if ours := same_flag(name, names):
             raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
-        having = [other for other, its in algos.items() if name in _flag_names(its)]
+        flags = {other: _flag_names(its) for other, its in algos.items()}
+        called = (name if name in its else same_flag(name, its) for its in flags.values())
+        ours = next(filter(None, called), name)
+        having = [other for other, its in flags.items() if ours in its]
         if having:
             why = NOT_WITH.get(algo, {}).get(name, f"{algo} has none of that name")
             *others, last = having
             of = f"{', '.join(others)} and {last}" if others else last
+            asked = "" if ours == name else f"Unknown flag --{name}. "
             raise ConfigError(
-                f"--{name} is a flag of {of}; {why} "
+                f"{asked}--{ours} is a flag of {of}; {why} "
                 f"(sampleforge train {algo} --help-all lists its flags)"
             )
 

@@ -204,6 +204,14 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train appo --env X --model.core-size 0", "--model.core-size 0: must be at least 1"),
         ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
         ("train sac --env X --gradient-steps 1", "Did you mean --updates-per-env-step?"),
+        (
+            "train sac --env X --adam_beta1 1",
+            "--adam-beta1. --adam-betas is a flag of appo, pqn and",
+        ),
+        (
+            "train appo --env X --tau 1",
+            "Unknown flag --tau. --target-rate is a flag of sac and td3",
+        ),
         ("train sac --env X --net-arch 64", "Did you mean --model.hidden-sizes?"),
         ("train sac --env X --capture-video", "`sampleforge eval RUN --video FILE.mp4` makes"),
         ("train appo --env X --evaluation-env Y", "Did you mean --evaluate-env?"),
