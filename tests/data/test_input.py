@@ -46,6 +46,7 @@ from tests.support.recorded import recorded as recorded_episodes
 from tests.support.recorded import write_dataset
 from tests.support.stack_checking import STACKED, StackCheckingLearner, StackCheckingLearnerMaker
 
+AGENTS = "tests.support.multi_agent:CodeParallelEnv"
 COUNTING = "tests.support.stacked_envs:StackedVectorEnv"
 
 
@@ -136,6 +137,22 @@ def test_a_run_from_data_alone_is_evaluated_in_the_environment(tmp_path: Path) -
     assert stored["input"] == [str(folder)] and stored["num_workers"] == config.num_workers
     again = train(dataclasses.replace(config, train_for_env_steps=4000))
     assert again.summary["env_steps"] >= 4000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("live", [(), ("live",)])
+def test_episodes_of_several_agents_are_learned_from(live: tuple[str, ...], tmp_path: Path) -> None:
+    """Each agent's were recorded by itself, and are played by themselves."""
+    game: dict[str, Any] = {"env": AGENTS, "env_kwargs": {"agents": 3, "late": 2, "shorter": 1}}
+    folder = recorded(tmp_path / "data", **game)
+    seen = {int(each.observations["obs"][0, 4]) for each in open_dataset(folder).episodes()}
+    assert seen == {0, 1, 2}, "the agents"
+    graph, _ = build_apex(apex_config(**game, num_splits=1, input=(*live, str(folder))))
+    for _ in serial_rounds(graph, 60):
+        pass
+    (row,) = (node.counter_row for node in graph.having("dataset"))
+    assert graph.counters.column("env_steps")[row] > 200
+    assert graph.total("updates") > 0
 
 
 @pytest.mark.long

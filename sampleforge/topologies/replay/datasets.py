@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
@@ -60,12 +61,14 @@ class DatasetRows:
         return self._vector.actions
 
     def make(self) -> EnvVector:
-        """Open the dataset and return the env vector."""
+        """Open the dataset and return the env vector. It has one seat, also where the environment
+        has several agents: each of their episodes was recorded by itself."""
         shape = self.slots.shape
         clip = self._clip_observations
-        dataset = open_dataset(self._folder, shape.spec, clip_observations=clip)
+        spec = dataclasses.replace(shape.spec, agents=())
+        dataset = open_dataset(self._folder, spec, clip_observations=clip)
         buffer = ShuffleBuffer(dataset, self._shuffle, [*self._seed, self._lives.life(self._actor)])
-        self._vector = EpisodeVector(shape.spec, shape.rows, buffer)
+        self._vector = EpisodeVector(spec, shape.rows, buffer)
         return self._vector
 
 
