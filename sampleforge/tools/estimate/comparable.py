@@ -11,9 +11,26 @@ from sampleforge.workers.episode_player import EPISODE_LIMIT
 
 def check_comparable(data: OfflineDataset, spec: EnvSpec, model: ModelConfig) -> None:
     """Raise ConfigError if ``data`` have other episodes, or actions that were drawn in another way,
-    than those of a policy with this ``model``, which acts in the environment of ``spec``."""
+    than those of a policy with this ``model``, which acts in the environment of ``spec``, or if
+    either has several agents."""
+    _check_agents(data, spec)
     _check_episodes(data, spec)
     _check_actions(data, spec, model)
+
+
+def _check_agents(data: OfflineDataset, spec: EnvSpec) -> None:
+    """Raise ConfigError if ``data`` or the environment of ``spec`` have several agents. An episode
+    is then that of one agent, with the probabilities of its own actions, and its return depends on
+    what the others did, too: as the policy that is estimated, they would act otherwise."""
+    recorded = data.recorded
+    of_data, of_run = (0 if each is None else each.num_seats for each in (recorded, spec))
+    if max(of_data, of_run) > 1:
+        where = spec.env_id if of_run > 1 else f"the environment of {data.source}"
+        raise ConfigError(
+            f"{where} has {max(of_data, of_run)} agents: what an agent gets depends on the actions "
+            "of the others, too, whose probabilities an episode does not have, so that no estimate "
+            "would be right; play with the policy instead: sampleforge eval RUN --stochastic"
+        )
 
 
 def _check_episodes(data: OfflineDataset, spec: EnvSpec) -> None:
