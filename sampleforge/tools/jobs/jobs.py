@@ -142,9 +142,18 @@ def new_launch(folder: Path) -> Path:
     return launch
 
 
+def launches(folder: Path) -> list[Path]:
+    """Return the folders of all launches in ``folder``, that of jobs; links are left out."""
+    return [each for each in folder.iterdir() if each.is_dir() and not each.is_symlink()]
+
+
+SUBMISSIONS = ".submission_file_*"
+"""The scripts that submitit gives to Slurm."""
+
+
 def remove_pickles(launch: Path) -> None:
     """Remove the files of a launch that only submitit needs, and its folder if it has no logs."""
-    for pattern in ("*.pkl", ".submission_file_*"):
+    for pattern in ("*.pkl", SUBMISSIONS):
         for path in launch.glob(pattern):
             path.unlink(missing_ok=True)
     with suppress(OSError):  # it has logs
@@ -156,7 +165,7 @@ def remove_unsent(launch: Path) -> None:
     name."""
     for path in launch.glob("[0-9a-f]" * 32 + ".pkl"):
         path.unlink(missing_ok=True)
-    for path in launch.glob(".submission_file_*"):
+    for path in launch.glob(SUBMISSIONS):
         path.unlink(missing_ok=True)
 
 

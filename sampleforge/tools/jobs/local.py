@@ -20,7 +20,16 @@ from typing import Any
 import psutil
 
 from sampleforge.runtime.processes import available_cores, use_cores
-from sampleforge.tools.jobs.jobs import ENDS, STOP_S, Jobs, Work, new_launch, remove_pickles
+from sampleforge.tools.jobs.jobs import (
+    ENDS,
+    STOP_S,
+    SUBMISSIONS,
+    Jobs,
+    Work,
+    launches,
+    new_launch,
+    remove_pickles,
+)
 
 _AGAIN_S = 1.0
 """Seconds between two requests to end: one that comes while a job starts is lost."""
@@ -80,7 +89,11 @@ class LocalJobs(Jobs):
                 _kill_family(int(job.job_id))
 
     def close(self) -> None:
-        remove_pickles(self._launch)
+        """Remove the files that only submitit needs, also those of earlier launchers, whose jobs
+        end with them. Slurm's jobs may go on."""
+        for launch in launches(self._launch.parent):
+            if not any(launch.glob(SUBMISSIONS)):
+                remove_pickles(launch)
 
 
 @dataclass(frozen=True)

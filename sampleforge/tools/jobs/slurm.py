@@ -28,6 +28,7 @@ from sampleforge.tools.jobs.jobs import (
     Jobs,
     LaunchFailed,
     Work,
+    launches,
     new_launch,
     remove_pickles,
     remove_unsent,
@@ -187,8 +188,8 @@ class SlurmJobs(Jobs):
         """Remove the files that only submitit needs of all launches, also earlier ones, none of
         whose jobs is running."""
         needed = {job.paths.folder.name for job in self._jobs.values()}
-        for launch in self._launch.parent.iterdir():
-            if launch.name not in needed and launch.is_dir() and not launch.is_symlink():
+        for launch in launches(self._launch.parent):
+            if launch.name not in needed:
                 remove_pickles(launch)
 
 

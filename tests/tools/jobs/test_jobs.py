@@ -107,6 +107,18 @@ def test_jobs_end_in_order_with_a_launcher_that_is_killed(
         launcher.wait()
     until((tmp_path / "a").exists)
     until(lambda: not psutil.pid_exists(pid))
+    assert list(tmp_path.rglob("*.pkl")), "what submitit has passed to the job"
+    local_jobs(tmp_path, 1).close()
+    assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_the_files_of_jobs_that_slurm_may_still_run_stay(tmp_path: Path) -> None:
+    launch = tmp_path / "jobs" / "earlier"
+    launch.mkdir(parents=True)
+    for name in ("1_submitted.pkl", ".submission_file_1.sh"):
+        (launch / name).touch()
+    local_jobs(tmp_path, 1).close()
+    assert len(list(launch.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
