@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,7 +27,9 @@ from sampleforge.topologies.config import AnyConfig
 Status = Literal["finished", "stopped", "interrupted", "failed", "unwritten"]
 """stopped: by `ask_to_stop`; interrupted: by the end of the job; unwritten: failed because the run
 folder could not be written, as on a full disk."""
-_OUTCOME, _STOP = "outcome.json", "stop"
+_OUTCOME, _STOP, _LOCK = "outcome.json", "stop", "job.lock"
+PREDECESSOR_S = 60.0
+"""Seconds that a job waits for an earlier job of the same run, which may still be ending."""
 _LOOK_S = 1.0
 
 
@@ -46,12 +51,37 @@ class TrainingJob:
     def __call__(self) -> None:
         assert self.config.run_dir is not None
         folder = Path(self.config.run_dir)
-        with_outcome(folder, lambda: self._train(folder))
+        with only_job(folder / _LOCK, f"the run in {folder}"):
+            with_outcome(folder, lambda: self._train(folder))
 
     def _train(self, folder: Path) -> Status:
         stop = StopFile(folder / _STOP)
         status = train(self.config, [stop])
         return "stopped" if status == "finished" and stop.seen else status
+
+
+@contextmanager
+def only_job(lock: Path, what: str) -> Iterator[None]:
+    """Wait until no earlier job has the file ``lock``, and hold it. A launcher that was killed may
+    leave jobs that are ending while the next one starts others. ``what`` the job trains, for the
+    message: raises ConfigError if an earlier job goes on."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        deadline = time.monotonic() + PREDECESSOR_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another job of {what} has not ended within {PREDECESSOR_S:.0f} s"
+                    ) from None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
 
 
 def with_outcome(folder: Path, work: Callable[[], Status]) -> None:

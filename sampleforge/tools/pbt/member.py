@@ -16,25 +16,20 @@ published state has what its score says: a round has ended once that is publishe
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import Lineage, position, read
 from sampleforge.populations.rounds import MemberChange, least_episodes
 from sampleforge.run.callback import Callback
 from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointEntry, CheckpointStore
 from sampleforge.run.session import Session
 from sampleforge.spec import ENV_PREFIX
-from sampleforge.tools.jobs.training_job import Status, train, with_outcome
+from sampleforge.tools.jobs.training_job import Status, only_job, train, with_outcome
 from sampleforge.tools.pbt.member_change import (
     MemberRules,
     changed_checkpoint,
@@ -52,9 +47,6 @@ from sampleforge.tools.pbt.published import (
 from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
 from sampleforge.topologies.registry import pairing
 
-PREDECESSOR_S = 60.0
-"""Seconds that a job waits for an earlier job of the same member, which may still be ending."""
-
 
 @dataclass(frozen=True)
 class MemberJob:
@@ -69,30 +61,9 @@ class MemberJob:
     shaping: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self) -> None:
-        with _only_job(self.folder / PUBLISHED, self.member):
+        lock = self.folder / PUBLISHED / f"{self.member}.lock"
+        with only_job(lock, f"member {self.member}"):
             with_outcome(run_folder(self.folder, self.member), lambda: MemberRun(self).run())
-
-
-@contextmanager
-def _only_job(folder: Path, member: str) -> Iterator[None]:
-    """Wait until no earlier job of the member runs any more. Raises ConfigError if one goes on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / f"{member}.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        deadline = time.monotonic() + PREDECESSOR_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"another job of member {member} has not ended within {PREDECESSOR_S:.0f} s"
-                    ) from None
-                time.sleep(0.2)
-        yield
-    finally:
-        os.close(handle)
 
 
 class MemberRun:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from sampleforge.env.probe import EnvProbeError
 from sampleforge.populations.lineage import read
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
+from sampleforge.runtime.folder_lock import lock_folder
 from sampleforge.tools.jobs.training_job import (
     Outcome,
     TrainingJob,
     ask_to_stop,
+    only_job,
     read_outcome,
     train,
 )
@@ -49,6 +52,37 @@ def test_a_run_that_is_asked_to_stop_has_a_checkpoint(tmp_path: Path) -> None:
     TrainingJob(replace(small(tmp_path), train_for_env_steps=10**9))()
     assert read_outcome(tmp_path / "run") == Outcome("stopped")
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_a_job_waits_for_an_earlier_one_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a killed launcher has left, and that still writes its last checkpoint: it has the
+    folder of the run, in which another one cannot begin."""
+    waits: list[float] = []
+
+    def end_of_the_earlier(seconds: float) -> None:
+        waits.append(seconds)
+        earlier.close()
+
+    with ExitStack() as earlier:
+        earlier.enter_context(only_job(tmp_path / "run" / "job.lock", "the run"))
+        earlier.callback(os.close, lock_folder(tmp_path / "run", "--run-dir"))
+        monkeypatch.setattr("sampleforge.tools.jobs.training_job.time.sleep", end_of_the_earlier)
+        TrainingJob(small(tmp_path))()
+    assert waits and read_outcome(tmp_path / "run") == Outcome("finished")
+
+
+def test_an_earlier_job_that_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sampleforge.tools.jobs.training_job.PREDECESSOR_S", 0.0)
+    with (
+        only_job(tmp_path / "run" / "job.lock", "the run"),
+        pytest.raises(ConfigError, match=r"another job of the run in .*run has not ended"),
+    ):
+        TrainingJob(small(tmp_path))()
+    assert read_outcome(tmp_path / "run") is None, "it counts as killed, and is started again"
 
 
 @pytest.fixture
