@@ -43,7 +43,7 @@ from sampleforge.data.episode_files import Hdf5Files
 from sampleforge.env.adapter import ActionAdapter, offset
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.ops.distributions import ActionDistribution
-from sampleforge.runtime.files import fsync
+from sampleforge.runtime.files import fsync, write_atomically
 from sampleforge.runtime.folder_lock import lock_when_free
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, leaves
 
@@ -388,9 +388,7 @@ class DatasetWriter:
             fields.RECORDING_KEY: self.goes_on,
         }
         path = self._data / fields.METADATA_FILE
-        temporary = self._data / f".{fields.METADATA_FILE}.tmp"
-        temporary.write_text(json.dumps(metadata), encoding="utf-8")
-        _sync_and_rename(temporary, path)
+        write_atomically(path, json.dumps(metadata).encode())
         self._told = (self.dropped, self.goes_on)
 
     def _write(self, name: str, number: int, episode: RecordedEpisode) -> None:

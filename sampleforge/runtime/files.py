@@ -31,8 +31,10 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
             if sync:
                 os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(name)
+        if isinstance(error, OSError) and error.filename is None:  # that of a write names no file
+            error.filename = str(path)
         raise
     if sync:
         fsync(path.parent)
