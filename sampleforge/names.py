@@ -74,8 +74,12 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "priority_beta": "prioritized_replay_beta",
         "double": "double_q",
         "noisy_nets": "noisy",
+        "head_size": "decoder_mlp_layers",
+        "epsilon_first": "start_e exploration_initial_eps",
+        "epsilon_last": "end_e exploration_final_eps",
+        "epsilon_env_steps": "exploration_fraction",
         "updates_per_env_step samples_per_insert": "train_freq train_frequency gradient_steps utd",
-        "target_rate": "tau polyak",
+        "target_rate": "tau",
         "target_update_interval": "target_network_frequency",
         "actor_interval": "policy_delay policy_frequency",
         "initial_temperature priority_alpha": "alpha",
@@ -131,7 +135,7 @@ _OBSERVATIONS = (
 )
 _EPSILON = (
     "each environment of Ape-X explores with an epsilon of its own, which does not fall: "
-    "epsilon_base and epsilon_exponent"
+    "epsilon_base and epsilon_exponent; that of PQN falls from epsilon_first to epsilon_last"
 )
 _WANDB = "wandb reads it from its own environment variables: WANDB_ENTITY, WANDB_TAGS, WANDB_DIR"
 _SHARED = "model.separate_critic is the opposite: off, the critic shares the policy's layers"
@@ -149,6 +153,7 @@ ELSEWHERE = {
     "wrapper in a factory of your own",
     "value_bootstrap": "a truncated episode is always bootstrapped from its last observation",
     "rnn_num_layers": "a core has one layer, of model.core_size units",
+    "polyak": "target_rate is 1 - polyak: the part that an update takes from the trained networks",
     "decoder_mlp_layers": "model.hidden_sizes are the layers before the core; none is behind it",
     **dict.fromkeys(("obs_scale", "obs_subtract_mean"), _OBSERVATIONS),
     **dict.fromkeys(
@@ -168,7 +173,8 @@ ELSEWHERE = {
     **dict.fromkeys(("actor_critic_share_weights", "vf_share_layers"), _SHARED),
     "verbose": "quiet prints less, and debug says more",
 }
-"""Name of a setting in other libraries -> what there is instead of it."""
+"""Name of a setting in other libraries -> what there is instead of it, where the algorithm has none
+of `OTHER_SETTINGS`."""
 
 
 OTHER_FLAGS = {
@@ -251,7 +257,7 @@ def hint(name: str, known: Collection[str]) -> str:
         return f". Did you mean {GONE[name]}?"
     if name == "preset":
         return f": {NO_PRESET}"
-    if name in ELSEWHERE:
-        return f": {ELSEWHERE[name]}"
     near = meant(name, known)
+    if name in ELSEWHERE and not same_setting(name, known):
+        return f": {ELSEWHERE[name]}"
     return f". Did you mean {near}?" if near else ""

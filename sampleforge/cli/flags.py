@@ -180,16 +180,16 @@ def check_known(
         name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
         if not arg.startswith("--") or name in names:
             continue
-        if instead := ELSEWHERE.get(name.replace("-", "_")):
-            raise ConfigError(f"Unknown flag --{name}: {instead}")
         if ours := same_flag(name, names):
             raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
+        if instead := ELSEWHERE.get(name.replace("-", "_")):
+            raise ConfigError(f"Unknown flag --{name}: {instead}")
         flags = {other: _flag_names(its) for other, its in algos.items()}
         called = (name if name in its else same_flag(name, its) for its in flags.values())
         ours = next(filter(None, called), name)
         having = [other for other, its in flags.items() if ours in its]
         if having:
-            why = NOT_WITH.get(algo, {}).get(name, f"{algo} has none of that name")
+            why = NOT_WITH.get(algo, {}).get(ours, f"{algo} has none of that name")
             *others, last = having
             of = f"{', '.join(others)} and {last}" if others else last
             asked = "" if ours == name else f"Unknown flag --{name}. "
