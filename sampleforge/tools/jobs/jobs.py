@@ -143,7 +143,10 @@ def new_launch(folder: Path) -> Path:
 
 
 def launches(folder: Path) -> list[Path]:
-    """Return the folders of all launches in ``folder``, that of jobs; links are left out."""
+    """Return the folders of all launches in ``folder``, that of jobs; links are left out. There are
+    none if it was removed."""
+    if not folder.is_dir():
+        return []
     return [each for each in folder.iterdir() if each.is_dir() and not each.is_symlink()]
 
 

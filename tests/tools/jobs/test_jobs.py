@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,13 @@ def test_the_files_of_jobs_that_slurm_may_still_run_stay(tmp_path: Path) -> None
         (launch / name).touch()
     local_jobs(tmp_path, 1).close()
     assert len(list(launch.iterdir())) == 2
+
+
+def test_jobs_whose_folder_was_removed_are_closed(tmp_path: Path) -> None:
+    """The command ends with its own error."""
+    jobs = local_jobs(tmp_path, 1)
+    shutil.rmtree(tmp_path / "jobs")
+    jobs.close()
 
 
 @pytest.mark.parametrize(
