@@ -165,11 +165,12 @@ def remove_pickles(launch: Path) -> None:
 
 def remove_unsent(launch: Path) -> None:
     """Remove the files of a submission that was refused: a submitted pickle has the job's id in its
-    name."""
+    name, and a script that Slurm has taken is a link to one with the id."""
     for path in launch.glob("[0-9a-f]" * 32 + ".pkl"):
         path.unlink(missing_ok=True)
     for path in launch.glob(SUBMISSIONS):
-        path.unlink(missing_ok=True)
+        if not path.is_symlink():
+            path.unlink(missing_ok=True)
 
 
 class EndingInOrder:

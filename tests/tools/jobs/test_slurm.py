@@ -192,6 +192,21 @@ def test_the_pickles_of_jobs_that_were_taken_over_are_removed(
     assert not pickles(folder)
 
 
+def test_a_local_launcher_leaves_the_pickles_of_jobs_of_which_others_were_refused(
+    cluster: FakeSlurm, folder: Path
+) -> None:
+    jobs = slurm_jobs(folder)
+    jobs.start({"a": WaitForEnd(folder / "a")})
+    until((folder / "a.pid").exists)
+    cluster.refuse("sbatch: error: Socket timed out on send/recv operation")
+    jobs.start({"b": WaitForEnd(folder / "b")})
+    open_jobs(folder, JobsConfig(jobs=1), most=1).close()
+    assert len(list(folder.rglob("*_submitted.pkl"))) == 1
+    end_jobs(jobs)
+    jobs.close()
+    assert not pickles(folder)
+
+
 def test_a_link_among_the_launches_is_not_followed(
     cluster: FakeSlurm, folder: Path, tmp_path: Path
 ) -> None:
