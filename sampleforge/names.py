@@ -226,14 +226,6 @@ def same_setting(name: str, known: Collection[str]) -> str | None:
     return None
 
 
-def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the ``known`` setting that ``name`` is in other libraries, or else may be a wrong
-    spelling of; None if there is none, as for a name of theirs that has no counterpart in them."""
-    if name in OTHER_SETTINGS:
-        return same_setting(name, known)
-    return next(iter(nearest(name, known, 1)), None)
-
-
 def says_stochastic(method: M) -> M:
     """Return a method that answers the names which its argument ``stochastic`` has had, or has in
     other libraries, with this one (TypeError)."""
@@ -257,7 +249,9 @@ def hint(name: str, known: Collection[str]) -> str:
         return f". Did you mean {GONE[name]}?"
     if name == "preset":
         return f": {NO_PRESET}"
-    near = meant(name, known)
-    if name in ELSEWHERE and not same_setting(name, known):
+    if ours := same_setting(name, known):
+        return f". Did you mean {ours}?"
+    if name in ELSEWHERE:
         return f": {ELSEWHERE[name]}"
-    return f". Did you mean {near}?" if near else ""
+    near = [] if name in OTHER_SETTINGS else nearest(name, known, 1)  # none where it has no like
+    return f". Did you mean {near[0]}?" if near else ""
