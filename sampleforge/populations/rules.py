@@ -25,7 +25,7 @@ from sampleforge.populations.rounds import (
     explore_rule,
     first_values,
 )
-from sampleforge.run.unused import ONLY_WHILE_IT_CHANGES, Resolved, stages, unread
+from sampleforge.run.unused import FOLLOWED, Resolved, stages, unread
 from sampleforge.spec import ENV_PREFIX, EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import (
@@ -143,8 +143,7 @@ def without_effect(run: Resolved, flags: PbtRulesConfig, rules: Rules) -> Iterat
     the members' ``run``: nothing reads it, or every perturbation leaves it as it is."""
     in_turn = stages(run, ({}, *rules.first))
     for name in sorted(given_names(flags)):
-        reason = None if name in ONLY_WHILE_IT_CHANGES else unread(name, in_turn)
-        if reason is not None:
+        if (reason := unread(name, in_turn)) not in (None, FOLLOWED):
             yield f"{name} has no effect: {reason}"
             continue
         parameter = rules.explore.parameters.get(name)

@@ -344,4 +344,4 @@ def _without_effect(session: Session, schedule: Schedule) -> Iterator[str]:
         own = getattr(config, name, None)
         reason = unread(name, in_turn)
         if reason is not None and any(each.get(name, own) != own for each in values):
-            yield f"{name} {of_changing(name, reason)}"
+            yield f"{name} {of_changing(reason)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.algorithms.annealing import annealings
 from sampleforge.config import ConfigError, typed
 from sampleforge.names import nearest
-from sampleforge.run.unused import ONLY_WHILE_IT_CHANGES, Resolved, stages, unread
+from sampleforge.run.unused import FOLLOWED, Resolved, stages, unread
 from sampleforge.topologies.graph import PolicyGroup
 from sampleforge.workers.learner_change import LOAD, ChangeRequest
 
@@ -113,10 +113,8 @@ def check_effect(
 ) -> None:
     """Raise ConfigError, which begins with what was ``given``, if nothing in a session reads a
     hyperparameter, whether the others are those of the config or of one of the ``values``."""
-    if name in ONLY_WHILE_IT_CHANGES:
-        return
     reason = unread(name, stages(Resolved.of(session.run_plan), ({}, *values)))
-    if reason is not None:
+    if reason not in (None, FOLLOWED):
         raise ConfigError(
             f"{given} has no effect: {reason}. Leave it out, or give the run other settings"
         )

@@ -97,6 +97,12 @@ class Resolved(NamedTuple):
 
 PBT_RULES = tuple(field.name for field in dataclasses.fields(PbtRulesConfig))
 ENDLESS = "a benchmark has no end that it could follow"
+FOLLOWED = (
+    "returns are divided by their own standard deviation; add --no-normalise-returns, or "
+    "--reward-clip, which clips the scaled rewards"
+)
+"""Why the value of ``reward_scale`` has no effect. A change of it has one: the standard deviation
+is that of the last batches, so that it follows after them."""
 Rule = tuple[str, Callable[[Resolved], bool], str]
 """The names of fields, separated by spaces, whether they have no effect, and the reason. Fields
 that an algorithm does not have are ignored."""
@@ -129,8 +135,7 @@ RULES: tuple[Rule, ...] = (
             and run.config.reward_clip is None
             and getattr(run.config, "rnd_coeff", 0) == 0
         ),
-        "returns are divided by their own standard deviation; add --no-normalise-returns, or "
-        "--reward-clip, which clips the scaled rewards",
+        FOLLOWED,
     ),
     (
         "reward_scale",
@@ -355,9 +360,6 @@ RULES: tuple[Rule, ...] = (
         "a benchmark measures the members of a population as they begin, without rounds",
     ),
 )
-ONLY_WHILE_IT_CHANGES = ("reward_scale",)
-"""Hyperparameters of `RULES` whose value has no effect, but whose change has one: the scale of the
-returns is that of the last batches, so that it follows after them."""
 
 
 def warnings_of(asked: AnyConfig, run: Resolved) -> Iterator[str]:
@@ -397,7 +399,7 @@ def _schedules_without_effect(
                 yield f"{schedule.flag} has no effect: {ENDLESS}"
             continue
         if (reason := unread(name, in_turn)) is not None:
-            yield f"{schedule.flag} {of_changing(name, reason)}"
+            yield f"{schedule.flag} {of_changing(reason)}"
         elif not (schedule.replaces_value or any(getattr(each, name) for each in run.configs)):
             yield (
                 f"{schedule.flag} has no effect: {name} is 0 from the beginning; give both ends, "
@@ -431,10 +433,10 @@ def unread(name: str, in_turn: Sequence[Resolved]) -> str | None:
     return None
 
 
-def of_changing(name: str, reason: str) -> str:
-    """Return what is said after the name of a hyperparameter that changes and that nothing
-    reads."""
-    if name in ONLY_WHILE_IT_CHANGES:
+def of_changing(reason: str) -> str:
+    """Return what is said after the name of a hyperparameter that changes, where ``reason`` says
+    why its value has no effect."""
+    if reason == FOLLOWED:
         return f"has an effect only while it changes: {reason}"
     return f"has no effect: {reason}"
 

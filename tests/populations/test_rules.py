@@ -132,6 +132,10 @@ def test_first_values_beyond_the_usual_bounds_need_bounds_or_stay(more: dict[str
             {"pbt_perturb": ("value_clip",)},
             "value_clip is not perturbed: it is off; give it a value",
         ),
+        (
+            {"pbt_perturb": ("reward-scale", "gamma"), "reward_clip": "sign"},
+            "reward_scale has no effect: a reward of any size has the same sign",
+        ),
         ({"pbt_perturb": ("vtrace-c", "gamma")}, "vtrace_c has no effect: it is for --advantage"),
         ({"pbt_initial": {"vtrace-rho": "0.5..2"}}, "vtrace_rho has no effect"),
         ({"pbt_initial": {"kl-coeff": "0.1..1"}}, None),

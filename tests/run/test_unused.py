@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from sampleforge.config import from_plain
+from sampleforge.config import ConfigError, from_plain
 from sampleforge.models.config import ModelConfig
 from sampleforge.presets import preset_names, preset_values
 from sampleforge.run import unused
@@ -341,6 +341,25 @@ def test_a_reward_scale_that_changes_has_an_effect_while_it_does(tmp_path: Path)
         (text,) = told.warnings
         flag = "--anneal reward_scale=linear:1:0.1"
         assert text.startswith(f"{flag} has an effect only while it changes: returns are divided")
+
+
+def test_no_change_of_a_reward_scale_has_an_effect_on_signs(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**CARTPOLE, "serial": True, "reward_clip": "sign"}
+
+    class Rescale(Warnings):
+        def on_start(self, session: Session) -> None:
+            session.set_hyperparameter("reward_scale", 0.1)
+
+    told, reason = Warnings(), "has no effect: a reward of any size has the same sign"
+    falling = annealed({**settings, "run_dir": str(tmp_path / "1")}, reward_scale="linear:1:0.1")
+    with Session(falling, [told]):
+        (text,) = told.warnings
+        assert text.startswith(f"--anneal reward_scale=linear:1:0.1 {reason}")
+    with (
+        pytest.raises(ConfigError, match=reason),
+        Session(AppoConfig(**settings, run_dir=str(tmp_path / "2")), [Rescale()]),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
