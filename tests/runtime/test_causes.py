@@ -40,6 +40,19 @@ def test_an_error_that_was_never_raised_has_its_notes_and_one_that_says_no_more_
     assert causes(text) == "RuntimeError: the environment raised SystemExit(3) (maze:Maze, row 0)"
 
 
+def test_an_error_without_a_message_has_the_line_that_raised_it() -> None:
+    view = 4
+    with pytest.raises(AssertionError) as caught:
+        exec(compile("assert view % 2 == 1", "/games/maze.py", "exec"), {"view": view})
+    text = "".join(traceback.format_exception(caught.value))
+    assert causes(text) == "AssertionError (maze.py, line 1)"
+    text = text.replace(", in <module>", ", in __init__\n    assert view % 2 == 1\n    ^^^^^^^^^^")
+    assert causes(text) == "AssertionError at assert view % 2 == 1 (maze.py, line 1)"
+    caught.value.add_note("(maze:Maze, row 0)")
+    text = "".join(traceback.format_exception(caught.value))
+    assert causes(text) == "AssertionError (maze.py, line 1) (maze:Maze, row 0)"
+
+
 def test_without_a_traceback_it_is_the_last_line() -> None:
     assert causes("Timeout!\n  File x\nE hangs (the stacks are above); raise it") == (
         "E hangs; raise it"
