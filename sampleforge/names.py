@@ -51,7 +51,7 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "rollout": "n_steps num_steps rollout_fragment_length",
         "sequence_length rollout": "recurrence",
         "batch_size": "train_batch_size",
-        "minibatch_size": "num_minibatches n_minibatches sgd_minibatch_size",
+        "minibatch_size": "sgd_minibatch_size",
         "num_epochs": "n_epochs update_epochs num_sgd_iter",
         "train_for_env_steps": "total_timesteps timesteps n_timesteps total_steps steps",
         "max_episode_steps": "horizon",
@@ -78,7 +78,7 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "epsilon_first": "start_e exploration_initial_eps",
         "epsilon_last": "end_e exploration_final_eps",
         "epsilon_env_steps": "exploration_fraction",
-        "updates_per_env_step samples_per_insert": "train_freq train_frequency gradient_steps utd",
+        "updates_per_env_step samples_per_insert": "gradient_steps utd",
         "target_rate": "tau",
         "target_update_interval": "target_network_frequency",
         "actor_interval": "policy_delay policy_frequency",
@@ -153,6 +153,15 @@ ELSEWHERE = {
     "wrapper in a factory of your own",
     "value_bootstrap": "a truncated episode is always bootstrapped from its last observation",
     "rnn_num_layers": "a core has one layer, of model.core_size units",
+    **dict.fromkeys(
+        ("num_minibatches", "n_minibatches", "nminibatches"),
+        "minibatch_size is batch_size / num_minibatches: the env steps of a gradient step",
+    ),
+    **dict.fromkeys(
+        ("train_freq", "train_frequency"),
+        "updates_per_env_step of SAC, CrossQ and TD3 is its inverse; of Ape-X samples_per_insert "
+        "counts transitions: batch_size / train_freq",
+    ),
     "polyak": "target_rate is 1 - polyak: the part that an update takes from the trained networks",
     "decoder_mlp_layers": "model.hidden_sizes are the layers before the core; none is behind it",
     **dict.fromkeys(("obs_scale", "obs_subtract_mean"), _OBSERVATIONS),

@@ -127,6 +127,17 @@ def test_names_of_other_libraries_lead_to_settings_that_there_are() -> None:
         (sf.PqnConfig, "exploration_fraction", ". Did you mean epsilon_env_steps?"),
         (sf.PqnConfig, "end_e", ". Did you mean epsilon_last?"),
         (
+            sf.AppoConfig,
+            "num_minibatches",
+            ": minibatch_size is batch_size / num_minibatches: the env steps of a gradient step",
+        ),
+        (
+            sf.SacConfig,
+            "train_freq",
+            ": updates_per_env_step of SAC, CrossQ and TD3 is its inverse; of Ape-X "
+            "samples_per_insert counts transitions: batch_size / train_freq",
+        ),
+        (
             sf.SacConfig,
             "polyak",
             ": target_rate is 1 - polyak: the part that an update takes from the trained networks",
