@@ -309,20 +309,19 @@ class DatasetWriter:
         self._lock = None
 
     def abandon(self) -> None:
-        """Drop the open segment, after an error."""
+        """Drop the open segment, after an error, and what was being written."""
         with suppress(OSError, *_H5_ERRORS):
             if self._file is not None:
                 self._file.close()
         self._file = None
         self._in_segment.clear()
         with suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+            self._remove_temporary()
 
     def _open(self) -> None:
         """Continue the dataset in the folder, or begin one. A segment that an earlier writer has
         closed and not linked is linked; one that it left open is removed."""
-        for left in self._data.glob(".*.tmp"):
-            left.unlink()
+        self._remove_temporary()
         index = self._data / fields.MAIN_FILE
         if not index.exists():
             _write_out(_in_memory(index, "w"), index)
@@ -335,6 +334,11 @@ class DatasetWriter:
             self._link_missing(self._data / parts[-1])
         self._total_episodes, self._total_steps = _totals(self._data)
         self._write_metadata()
+
+    def _remove_temporary(self) -> None:
+        """Remove the files that were not complete when an error or a kill came."""
+        for left in self._data.glob(".*.tmp"):
+            left.unlink()
 
     def _link_missing(self, part: Path) -> None:
         h5py = _h5py()

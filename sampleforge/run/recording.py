@@ -167,13 +167,20 @@ class PlayRecorder:
                 self._write(episode)
 
     def break_off(self) -> None:
-        """Close the dataset with the episodes that have ended so far; the others are lost."""
+        """Close the dataset with the episodes that have ended so far; the others are lost, and so
+        are those of the open segment if it cannot be written."""
+        writer = self._writer
         left = self._player.episodes - self._player.num_played  # a row may play one that is not
-        lost = min(left, self._assembler.unfinished)
-        self._writer.dropped, self._writer.goes_on = Dropped(lost_episodes=lost, breaks=1), False
+        lost = Dropped(lost_episodes=min(left, self._assembler.unfinished), breaks=1)
+        writer.dropped, writer.goes_on = lost, False
         with suppress(OSError):
-            self._writer.close_segment()
-        self._writer.release()
+            writer.close_segment()
+        if writer.in_segment:
+            writer.dropped = lost.plus(Dropped(lost_episodes=writer.in_segment))
+            writer.abandon()
+            with suppress(OSError):
+                writer.close_segment()
+        writer.release()
 
     def finish(self) -> None:
         """Close the dataset. An episode that the player has cut is written without an end."""

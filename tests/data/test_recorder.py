@@ -325,6 +325,26 @@ def test_a_second_recording_has_other_episodes_and_an_interrupted_one_those_that
     assert not list((data / "data").glob(".*.tmp"))
 
 
+@pytest.mark.long
+def test_episodes_of_a_policy_that_a_full_disk_does_not_take_are_counted_as_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = str(tmp_path / "run"), tmp_path / "data"
+    small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "200", "--seed", "1"]
+    small += ["--rollout", "16", "--batch-size", "64", "--serial", "--quiet"]
+    assert main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, *small]) == 0
+    command = ["record", run, "--episodes", "5", "--out", str(data), "--quiet"]
+    assert main(command) == 0
+    size = (data / "data" / "part-000000.hdf5").stat().st_size
+    with full_disk(size // 2):
+        assert main(command) == 1
+    assert "File too large" in capsys.readouterr().err
+    dataset = open_dataset(data)
+    assert dataset.num_episodes == 5
+    assert dataset.dropped == Dropped(lost_episodes=5, breaks=1)
+    assert not list((data / "data").glob(".*.tmp")), "what is left would keep the disk full"
+
+
 READER = """
 import sys
 from sampleforge.data.dataset import open_dataset
