@@ -52,6 +52,8 @@ def check_folder(flag: str, folder: Path) -> Path:
     """Return the ``folder`` that a flag names, which need not exist. Raises ConfigError if no files
     can be written there."""
     there = next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
+    if there != folder and not os.path.isdir(there):
+        raise ConfigError(f"{flag} {folder}: {there} is a file; give another folder")
     _check_writable(flag, there, folder, "folder")
     return folder
 

@@ -172,11 +172,13 @@ def _score(
 
 
 def _check_out(out: Path) -> None:
-    """Raise ConfigError if ``out`` holds anything but an earlier card."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    """Raise ConfigError if ``out`` is a file, or holds anything but an earlier card."""
+    if out.is_file():
+        raise ConfigError(f"--out {out} is a file; give a new folder")
+    if not out.exists() or not any(out.iterdir()):
         return
     card = out / "README.md"
-    if not (card.is_file() and card.read_text(encoding="utf-8").startswith(FRONT)):
+    if not (card.is_file() and card.read_bytes().startswith(FRONT.encode())):
         raise ConfigError(f"--out {out} holds other files; give a new folder")
 
 

@@ -142,6 +142,12 @@ def test_a_card_is_written_anew_but_never_over_other_files(
     assert main([*words, str(tmp_path)]) == 2
     assert "holds other files" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    (tmp_path / "README.md").write_bytes("---\nof an older editor: \xe9\n".encode("latin-1"))
+    assert main([*words, str(tmp_path)]) == 2
+    assert "holds other files" in capfd.readouterr().err
+    for file in ("mine.txt", "mine.txt/card"):
+        assert main([*words, str(tmp_path / file)]) == 2
+        assert "mine.txt is a file; give " in capfd.readouterr().err
     for _ in range(2):
         assert main([*words, str(tmp_path / "card")]) == 0
         assert "replay.mp4" not in (tmp_path / "card" / "README.md").read_text()
