@@ -98,7 +98,7 @@ def make_card(
     with _copy(folder, request, warn) as run:
         with _naming(folder, run):
             score = _score(run, request, display, alive, trust)
-        facts = _facts(folder, request)
+            facts = _facts(run, request)  # as the files of the card have them
 
         def write(*, curve: bool, video: bool) -> None:
             text = readme(facts, score, curve=curve, video=video)

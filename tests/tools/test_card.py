@@ -109,6 +109,9 @@ def test_a_card_of_a_run_that_trains_has_the_weights_that_its_score_is_of(
     (shipped,) = (out / "checkpoints").glob("*.safetensors")
     (*_, newest) = sorted((trains / "checkpoints").glob("*.safetensors"))
     assert int(shipped.name[:12]) == scored < int(newest.name[:12])
+    said, summary = (out / "README.md").read_text(), json.loads((out / "summary.json").read_text())
+    assert f"| env steps | {summary['env_steps']:,} |" in said
+    assert "--train-for-env-steps 200 " in said.replace("\n", " "), "as config.yaml beside it says"
 
 
 def test_the_name_of_a_model_is_one_that_hubs_take() -> None:
