@@ -129,8 +129,11 @@ class VideoFile:
         try:
             self._writer.send(even.tobytes())
             self._written += 1
-        except OSError as error:
-            raise CannotFilm(f"--video {self._out}: {error}") from error
+        except OSError as error:  # a pipe without a reader; ffmpeg has said more
+            raise CannotFilm(
+                f"--video {self._out}: ffmpeg ended after {self._written} frames, and said why "
+                "above; is the disk full? The file that was there before is unchanged"
+            ) from error
 
     def _open(self) -> Generator[None, Any, None]:
         from imageio_ffmpeg import write_frames

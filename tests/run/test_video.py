@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -244,3 +246,22 @@ def test_a_disk_that_is_full_at_the_end_of_a_video_leaves_the_one_before(
     with full_disk(len(before) // 2), pytest.raises(CannotFilm, match=f"--video {out}"):
         film()
     assert out.read_bytes() == before and list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.multiprocess
+def test_a_disk_that_is_full_within_a_video_is_named_and_not_the_pipe_to_ffmpeg(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "film.gif"
+    out.write_bytes(b"before")
+    file = VideoFile(out, 10.0)
+    frames = np.random.default_rng(0).integers(0, 255, (400, 64, 64, 3), np.uint8)
+    with full_disk(4096), pytest.raises(CannotFilm, match="is the disk full") as told:
+        for frame in frames:
+            file.write(frame)
+    assert str(told.value).startswith(f"--video {out}: ffmpeg ended after ")
+    file.close(complete=False)
+    assert out.read_bytes() == b"before" and list(tmp_path.iterdir()) == [out]
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        del told
+        gc.collect()  # imageio-ffmpeg leaves its pipe to a process that has ended open
