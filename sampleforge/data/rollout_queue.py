@@ -193,6 +193,13 @@ class RolloutQueue:
         taken, and that are not in a closed segment. Called by the recorder."""
         self.state["held"][0] = episodes
 
+    def settle(self) -> None:
+        """Count as lost what a recorder held that was ended before it had written it. Called when
+        all workers have ended."""
+        if self.state["records"][0] or self.state["held"][0]:
+            self.lose(int(self.state["held"][0]))
+            self.state["held"][0], self.state["records"][0] = 0, False
+
     def end(self) -> None:
         """Record nothing more: actors send no more rollouts. Called by the recorder."""
         self.state["ended"][...] = True

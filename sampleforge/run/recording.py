@@ -74,11 +74,13 @@ class RecordingReports(Callback):
         with suppress(TimeoutError, WorkerDied):
             left = FINISH_INTERRUPTED_S if interrupted else FINISH_S
             session.runner.ask(self._recording.node, "finish", None, left, alone=True)
-        dropped = self._recording.queue.dropped
-        if any(dropped):
-            session.alert(f"The recording lacks {dropped}")
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
+        """The workers have ended, so that what the recorder has not written is lost."""
+        queue = self._recording.queue
+        queue.settle()
+        if any(queue.dropped):
+            session.alert(f"The recording lacks {queue.dropped}")
         summary.update({name: int(value) for name, value in self._figures(session).items()})
 
 

@@ -65,7 +65,7 @@ class RecorderWorker(EventDriven):
         writer = self._writer
         if writer is not None and writer.age > SEGMENT_S:
             self._try(writer.close_segment)
-        if writer is not None and moved:
+        if self._writer is not None and moved:
             self._queue.hold(self._held())
         self._publish()
         return moved
@@ -123,6 +123,7 @@ class RecorderWorker(EventDriven):
             writer.dropped, writer.goes_on = self._queue.dropped, False
             self._try(writer.close_segment)
             writer.release()
+        self._queue.hold(0)
         self._publish()
         self._before = [float(self._count[name][0]) for name in _COUNTED]
         self._writer = None
@@ -142,6 +143,7 @@ class RecorderWorker(EventDriven):
             unwritten = bool(args) and writer is not None and writer.in_segment == before
             self._queue.lose(self._held() + unwritten)
             self._queue.end()
+            self._queue.hold(0)
             self._publish()
             if self._writer is not None:
                 self._writer.abandon()

@@ -14,6 +14,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from sampleforge.data import writer
 from sampleforge.data.dataset import StoredEpisode, open_dataset, whole_episodes
 from sampleforge.data.minari_format import Dropped
 from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder
+from sampleforge.run.recording import RecordingReports
 from sampleforge.run.session import Session
 from sampleforge.runtime import folder_lock
 from sampleforge.topologies.config import AppoConfig
@@ -125,6 +127,31 @@ def test_the_dataset_says_how_many_episodes_a_killed_recorder_had(tmp_path: Path
     recorded = sum(episode.begins for episode in open_dataset(folder).episodes())
     assert 0 <= lost.lost_episodes + recorded - graph.total("episodes") <= 4, "are going on"
     assert str(lost).endswith("when the recording was broken off, once")
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_run_says_what_its_recorder_had_no_time_to_write(in_time: bool, tmp_path: Path) -> None:
+    """As after an interrupt, which gives it seconds: the workers are ended without an answer."""
+    graph, _ = wired(config(tmp_path / "data", serial=True, record_segment_mb=128))
+    assert graph.recording is not None
+    workers = [node.worker for node in graph.nodes]
+    for worker in workers:
+        worker.start()
+    for _ in range(60):
+        for worker in workers:
+            worker.step()
+    if in_time:
+        graph.recording.node.worker.handle("finish", None)
+    said: list[str] = []
+    session: Any = SimpleNamespace(graph=graph, alert=said.append)
+    summary: dict[str, Any] = {}
+    RecordingReports(graph.recording).extend_summary(session, summary)
+    lost, kept = summary["record_lost_episodes"], summary["recorded_episodes"]
+    assert (lost == 0, kept > 0, not said) == (in_time, in_time, in_time)
+    assert max(lost, kept) >= graph.total("episodes") > 0
+    if not in_time:
+        assert f"lacks the episodes that were going on or not stored yet ({lost} of" in said[0]
+        graph.recording.node.worker.close()
 
 
 @pytest.mark.long
