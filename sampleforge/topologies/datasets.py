@@ -9,6 +9,8 @@ from sampleforge.data.config import InputConfig
 from sampleforge.data.dataset import OfflineDataset, open_dataset
 from sampleforge.spec import EnvSpec, with_action_units
 from sampleforge.topologies.config import AnyConfig, StoredRunConfig
+from sampleforge.topologies.mapping import TURN
+from sampleforge.topologies.policy_roles import roles_of_policies
 from sampleforge.topologies.recorder import check_recording
 
 
@@ -24,12 +26,27 @@ def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
         for dataset in datasets
         if any(dataset.dropped)
     ]
-    return lacking + [
+    return [*lacking, *_parts_alone(config, spec)] + [
         f"--input: an action in {dataset.source} was taken for {dataset.recorded.frame_skip} env "
         f"frames, and one of this run is for {spec.frame_skip}: what is learned is not what "
         "follows here; use data with the same --action-repeat, or frame skip"
         for dataset in datasets
         if dataset.recorded is not None and dataset.recorded.frame_skip != spec.frame_skip
+    ]
+
+
+def _parts_alone(config: AnyConfig, spec: EnvSpec) -> list[str]:
+    """Return a warning if --record gets only parts of episodes that outlast an agent's turn to
+    learn, of which frozen policies play the rest."""
+    if isinstance(config, StoredRunConfig) or config.record is None or spec.num_seats < 2:
+        return []
+    if not roles_of_policies(config).frozen or getattr(config, "policy_mapping", None):
+        return []
+    return [
+        f"{typed('record', config.record)}: only what an agent does while it learns is recorded, "
+        f"{TURN} rollouts at a time (--rollout): an episode that goes on beyond them is recorded "
+        "without its end, and one in which an agent begins to learn not at all; give a longer "
+        f"--rollout where a good part of the episodes is longer than {TURN} of them"
     ]
 
 

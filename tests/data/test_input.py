@@ -241,6 +241,25 @@ def test_data_of_another_action_repeat_are_warned_of(tmp_path: Path) -> None:
     assert check_datasets(config, dataclasses.replace(recorded, max_episode_steps=8)) == []
 
 
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ({"opponent_pool": 2}, True),
+        ({"num_policies": 2, "policies_to_train": ("policy_1",)}, True),
+        ({"num_policies": 2}, False),
+        ({}, False),
+    ],
+)
+def test_recordings_of_agents_that_learn_in_turn_are_warned_of(
+    more: dict[str, Any], warned: bool, tmp_path: Path
+) -> None:
+    config = AppoConfig(env=AGENTS, record=str(tmp_path / "data"), **more)
+    said = check_datasets(config, spec_of(config))
+    assert ["8 rollouts at a time (--rollout)" in text for text in said] == [True] * warned
+    alone = AppoConfig(env=STACKED, record=str(tmp_path / "data"))
+    assert check_datasets(alone, spec_of(alone)) == []
+
+
 @pytest.mark.long
 def test_a_run_whose_dataset_cannot_be_used_gets_no_folder(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
