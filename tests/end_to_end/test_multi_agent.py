@@ -12,12 +12,15 @@ import pytest
 import torch
 import yaml
 
+from sampleforge.algorithms.marwil.algorithm import MARWIL
 from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
 from sampleforge.loaded_policy import load_policy
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.session import Session
-from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, MarwilConfig
+from sampleforge.topologies.stored.plan import plan_stored
+from tests.support.graphs import spec_of
 
 MIXED = "tests.support.multi_agent:MixedGoals"
 WALKERS: dict[str, Any] = {
@@ -157,6 +160,12 @@ def test_weights_for_a_policy_that_there_is_not_are_refused() -> None:
             Session(config)
     with pytest.raises(ConfigError, match=r"policy_weights\. Did you mean init_from: {policy_1"):
         AppoConfig(**WALKERS, policy_weights={"policy_1": "runs/one"})  # type: ignore[call-arg]
+
+
+def test_marwil_names_who_learns_from_data_of_several_agents(tmp_path: Path) -> None:
+    config = MarwilConfig(env="PaddleDuel-v0", input=("data",), run_dir=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"2 agents, and marwil .* with a replay .* of apex"):
+        plan_stored(MARWIL, config, spec_of(config), "cpu")
 
 
 def test_ddppo_refuses_several_agents(tmp_path: Path) -> None:

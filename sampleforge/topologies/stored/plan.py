@@ -69,7 +69,8 @@ def plan_stored(
     if spec.num_seats > 1:
         raise ConfigError(
             f"{spec.env_id} has {spec.num_seats} agents, and marwil learns the policy of a "
-            "single-agent environment"
+            "single-agent environment; what several agents have recorded is learned from with a "
+            "replay (--input of apex; sac, crossq or td3 for Box actions)"
         )
     datasets = open_datasets(config, spec)
     steps = sum(dataset.num_steps for dataset in datasets)
