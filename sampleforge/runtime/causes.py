@@ -11,7 +11,7 @@ FRAME = re.compile(r"^\s+File ", re.MULTILINE)
 BARE = re.compile(r"[A-Za-z_][\w.]*")
 """The line of an error without a message."""
 PLACE = re.compile(
-    r'^\s+File "(?:.*/)?(.+)", line (\d+)(?:, in .*)?(?:\n\s+([^\s~^].*))?', re.MULTILINE
+    r'^\s+File "(?:.*/)?(.+)", line (\d+)(?:, in .*)?(?:\n\s+(?!File )([^\s~^].*))?', re.MULTILINE
 )
 """The file, the line and, if it can be read, the source of a frame."""
 LINK = re.compile(r"^(?:The above exception was|During handling of the above).*$", re.MULTILINE)

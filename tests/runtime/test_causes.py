@@ -48,6 +48,9 @@ def test_an_error_without_a_message_has_the_line_that_raised_it() -> None:
     assert causes(text) == "AssertionError (maze.py, line 1)"
     text = text.replace(", in <module>", ", in __init__\n    assert view % 2 == 1\n    ^^^^^^^^^^")
     assert causes(text) == "AssertionError at assert view % 2 == 1 (maze.py, line 1)"
+    frozen = 'File "<frozen importlib._bootstrap>", line 241, in _call_with_frames_removed\n  File '
+    text = text.replace('File "/games', f'{frozen}"/games')
+    assert causes(text) == "AssertionError at assert view % 2 == 1 (maze.py, line 1)"
     caught.value.add_note("(maze:Maze, row 0)")
     text = "".join(traceback.format_exception(caught.value))
     assert causes(text) == "AssertionError (maze.py, line 1) (maze:Maze, row 0)"
