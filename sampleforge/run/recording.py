@@ -181,7 +181,7 @@ class PlayRecorder:
             writer.dropped = lost.plus(Dropped(lost_episodes=writer.in_segment))
             writer.abandon()
             with suppress(OSError):
-                writer.close_segment()
+                writer.close_segment()  # without episodes: it writes what the metadata say is lost
         writer.release()
 
     def finish(self) -> None:

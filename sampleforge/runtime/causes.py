@@ -40,8 +40,8 @@ def _error_of(text: str) -> str:
             return lines[-1].replace(" (the stacks are above)", "") if lines else ""
     else:
         begin = next((i for i, line in enumerate(lines) if line[0] != " "), len(lines))
-    if found and lines[begin:] and BARE.fullmatch(lines[begin]):
-        lines[begin] += _place("\n".join(lines[:begin]))
+        if lines[begin:] and BARE.fullmatch(lines[begin]):
+            lines[begin] += _place("\n".join(lines[:begin]))
     return " ".join(line.strip() for line in lines[begin:])
 
 

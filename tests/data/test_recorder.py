@@ -30,6 +30,7 @@ from sampleforge.run.recording import RecordingReports
 from sampleforge.run.session import Session
 from sampleforge.runtime import folder_lock
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.recorder import check_recording
 from sampleforge.workers import recorder
 from sampleforge.workers.actor import END_RECORDING
@@ -102,15 +103,21 @@ def test_a_killed_recorder_is_replaced_and_nothing_wrong_is_written(tmp_path: Pa
         check_code(episode)
 
 
+def started(graph: Graph) -> list[Any]:
+    """The workers of a run, started in this process."""
+    workers = [node.worker for node in graph.nodes]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
 def test_the_dataset_says_how_many_episodes_a_killed_recorder_had(tmp_path: Path) -> None:
     """Also while it is not known yet, because nothing has taken its place."""
     folder = tmp_path / "data"
     graph, _ = wired(config(folder, serial=True, decorrelate=False))
     assert graph.recording is not None
     writing, queue = graph.recording.node.worker, graph.recording.queue
-    workers = [node.worker for node in graph.nodes]
-    for worker in workers:
-        worker.start()
+    workers = started(graph)
     for number in range(300):
         for worker in workers:
             worker.step()
@@ -134,9 +141,7 @@ def test_a_run_says_what_its_recorder_had_no_time_to_write(in_time: bool, tmp_pa
     """As after an interrupt, which gives it seconds: the workers are ended without an answer."""
     graph, _ = wired(config(tmp_path / "data", serial=True, record_segment_mb=128))
     assert graph.recording is not None
-    workers = [node.worker for node in graph.nodes]
-    for worker in workers:
-        worker.start()
+    workers = started(graph)
     for _ in range(60):
         for worker in workers:
             worker.step()
