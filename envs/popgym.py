@@ -41,4 +41,5 @@ FAMILY = Family(
     requires="popgym",
     extra="popgym",
     plain_kwargs=True,
+    needs_memory=True,
 )

@@ -88,6 +88,7 @@ class Family:
     ``config.env_backend``; if it has a parameter ``threads``, it is given the number of threads in
     which the rows may step. ``plain_kwargs`` promises that no string in env_kwargs names code to
     import or a file to load code from: a run folder's strings then need no --trust.
+    ``needs_memory`` says that observations leave out what a policy has to remember.
     ``for_evaluation(config)`` returns the config of evaluation episodes: without what changes
     episodes as an aid to learning."""
 
@@ -99,6 +100,7 @@ class Family:
     requires: str | None = None
     extra: str | None = None
     plain_kwargs: bool = False
+    needs_memory: bool = False
     meant: Callable[[str], str | None] = no_other_names
     for_evaluation: Callable[[EnvConfig], EnvConfig] = as_in_training
 

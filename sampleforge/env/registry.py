@@ -208,9 +208,16 @@ def _single(config: EnvConfig, render_mode: str | None, place: Place) -> Env:
 def for_evaluation(config: EnvConfig) -> EnvConfig:
     """Return the config of evaluation episodes: each row starts with a new episode, and the family
     takes back what changes episodes as an aid to learning."""
-    factory, plain = resolve(replace(config, decorrelate=False))
-    family = None if factory is not None else find(plain.env)
+    plain = replace(config, decorrelate=False)
+    family, plain = family_of(plain), resolve(plain)[1]
     return plain if family is None else family.for_evaluation(plain)
+
+
+def family_of(config: EnvConfig) -> Family | None:
+    """Return the family of ``config.env``, or None for a factory or a plain gymnasium id. Raises
+    as `find` does."""
+    factory, plain = resolve(config)
+    return None if factory is not None else find(plain.env)
 
 
 def find(env_id: str) -> Family | None:

@@ -46,6 +46,11 @@ an action changes."""
 ROWS = {"appo": 16, **dict.fromkeys(OF_CRITICS, 4)}
 """Env rows of a run by the defaults; those of `OF_CRITICS` are in one worker."""
 FROM_REPLAY = ("apex", *OF_CRITICS)
+USUAL_ROLLOUT = 32
+"""Steps of a rollout by the defaults, through which the gradients of a recurrent core reach."""
+REACH = 1.25
+"""Steps of a rollout for each step that something has to be remembered, at least: 64 for 50
+(benchmarks/results/levers.md, "T-mazes of length 20 and 50")."""
 NO_LIMIT = 1000
 """Value of --max-episode-steps where episodes have no end: the time limit of gymnasium's MuJoCo."""
 
@@ -131,6 +136,8 @@ def _suggestion(
         flags += [*shlex.split(row.flags), "--train-for-env-steps", f"{steps:.0f}"]
         if row.algo in OF_CRITICS:
             flags += _of_size(values, flags)
+        if "--model.core" in flags:
+            flags += _of_gap(values)
         alike = values.get("return_spread") == 0.0
         if row.algo in WITH_BONUS and alike and "--rnd-coeff" not in flags:
             flags += ["--rnd-coeff", "1" if values.get("reward_min") else "0.5"]
@@ -151,6 +158,15 @@ def _of_size(values: Values, given: Sequence[str]) -> Iterator[str]:
     size = max(abs(values.get(name) or 0.0) for name in ("reward_min", "reward_max"))
     if size >= LARGE:
         yield from ("--reward-scale", f"{1.0 / size:.0e}")
+
+
+def _of_gap(values: Values) -> Iterator[str]:
+    """Yield the flags for what has to be remembered for longer than a usual rollout."""
+    rollout = USUAL_ROLLOUT
+    while rollout < REACH * (values.get("steps_back") or 0.0):
+        rollout *= 2
+    if rollout > USUAL_ROLLOUT:
+        yield from ("--rollout", str(rollout))
 
 
 def _fits(row: Measured, env: str) -> bool:

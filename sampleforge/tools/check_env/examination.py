@@ -14,7 +14,7 @@ import tempfile
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.interface import shorter_limit, tell_of_row
 from sampleforge.env.multi_agent import SeatVector
 from sampleforge.env.random_play import RandomPlay
+from sampleforge.env.registry import family_of
 from sampleforge.env.single import SyncVector
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.growth import growth_of
@@ -125,7 +126,7 @@ class Examination:
         seats = [seat for seat, _ in play.seats if isinstance(seat, SeatVector)]
         self._give(verdicts.agents(seat.agent for seat in seats if seat.stayed))
         self._give(verdicts.masks(played), verdicts.autoreset(kind))
-        self._give(verdicts.hidden_state(played))
+        self._give(verdicts.hidden_state(played, family_of(self._config)))
         self._give(verdicts.determinism(repeated, difference, played))
         self._give(verdicts.rewards(played), verdicts.episodes(spec, played))
         self._give(verdicts.time_limit(shorter_limit(self._config, spec)))
@@ -318,8 +319,6 @@ class Notes:
         self._first: dict[str, Any] = {}
         self._beginning: int | None = None
         self._dropped = 0
-        self._step: tuple[Hashable, ...] = ()
-        """The step before, in the same episode."""
         self._look(every=True)
         self._begin()
 
@@ -333,7 +332,7 @@ class Notes:
         ended = any(out.terminated[0] or out.truncated[0] for _, _, out in self._seats)
         apart = played.resets_apart
         is_reset = not any(out.valid[0] for _, _, out in self._seats) if apart else ended
-        self._compare()
+        self._remember()
         (played.resets if is_reset else played.steps).add(took)
         self._look(every=played.env_steps % SELDOM == 0)
         self._check()
@@ -352,32 +351,23 @@ class Notes:
 
     def _begin(self) -> None:
         """Note the first observation of an episode."""
-        self._seen = self._began_with = self._observed()
-        self._step = ()
+        began = self._played.past.begin(
+            leaf for _, _, out in self._seats for leaf in out.obs.values()
+        )
         if self._beginning is None:
-            self._beginning = self._seen
+            self._beginning = began
         self._played.beginnings += 1
-        self._played.same_beginning &= self._seen == self._beginning
+        self._played.same_beginning &= began == self._beginning
 
-    def _observed(self) -> int:
-        """Return a checksum of the newest observation."""
-        leaves = [leaf for _, _, out in self._seats for leaf in out.obs.values()]
-        return hash(tuple(zlib.crc32(leaf.tobytes()) for leaf in leaves))
-
-    def _compare(self) -> None:
-        """Compare the reward and the end of the newest step with those of earlier ones that began
-        alike. Only with one agent and small observations."""
-        (_, _, out), played = self._seats[0], self._played
+    def _remember(self) -> None:
+        """Note the newest step as one of the past. Only with one agent and small observations."""
+        _, _, out = self._seats[0]
         if len(self._seats) > 1 or sum(leaf.size for leaf in out.obs.values()) > SMALL:
             return
-        if not out.valid[0]:
-            return
-        actions = tuple(leaf.tobytes() for leaf in self._play.actions[0].values())
-        step, result = (self._seen, actions), (float(out.reward[0]), bool(out.terminated[0]))
-        played.plain.add(step, result)
-        played.by_begin.add((self._began_with, *step), result)
-        played.by_step.add((*self._step, *step), result)
-        self._step, self._seen = step, self._observed()
+        if out.valid[0]:
+            result = float(out.reward[0]), bool(out.terminated[0])
+            past = self._played.past
+            past.add(self._play.actions[0].values(), result, out.obs.values())
 
     def _check(self) -> None:
         """Note values that are not finite or outside of their bounds."""

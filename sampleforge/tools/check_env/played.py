@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sampleforge.env.bounds import Outside
 from sampleforge.runtime.growth import Growth
+from sampleforge.tools.check_env.past import Past
 
 
 class Spread:
@@ -66,32 +67,6 @@ class LeafSeen:
     changed: bool = False
 
 
-class Repeats:
-    """Compares the result of each step with that of the step before which had the same key;
-    ``compared``, ``differed``: how many. Its memory is limited, so that it is not taken for a leak
-    of the environment."""
-
-    SIZE = 1 << 12
-    """Number of keys that are remembered."""
-
-    def __init__(self) -> None:
-        self.compared = self.differed = 0
-        self._results: dict[Hashable, Hashable] = {}
-
-    def add(self, key: Hashable, result: Hashable) -> None:
-        before = self._results.get(key)
-        if before is not None:
-            self.compared += 1
-            self.differed += before != result
-        if before is not None or len(self._results) < self.SIZE:
-            self._results[key] = result
-
-    @property
-    def share(self) -> float:
-        """The fraction of the compared steps that differed."""
-        return self.differed / max(1, self.compared)
-
-
 @dataclass
 class Played:
     """What was measured of one row that was stepped with random actions. Times are in seconds.
@@ -104,9 +79,7 @@ class Played:
     ``errors``: how often the environment raised; ``traceback``: the first time. ``failure``: what
     has ended the play early. ``masks``: how many masks were seen, ``mask_open``: how many of them
     allowed every action, ``mask_allowed``: the sum of the fractions that they allowed.
-    ``plain``: steps with the same observation and action, and whether their rewards and ends
-    differed; ``by_begin``: those whose episode began with the same observation, too; ``by_step``:
-    those that the same observation and action came before. ``beginnings``: number of episodes
+    ``past``: the steps, of one agent with small observations. ``beginnings``: number of episodes
     begun; ``same_beginning``: whether all first observations were equal. ``start_s``: the time that
     the construction and the first reset took.
     """
@@ -134,9 +107,7 @@ class Played:
     beginnings: int = 0
     same_beginning: bool = True
     start_s: float = 0.0
-    plain: Repeats = field(default_factory=Repeats)
-    by_begin: Repeats = field(default_factory=Repeats)
-    by_step: Repeats = field(default_factory=Repeats)
+    past: Past = field(default_factory=Past)
     growth: Growth | None = None
     processes: int = 0
 

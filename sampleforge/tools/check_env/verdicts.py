@@ -12,9 +12,11 @@ from typing import Literal
 import numpy as np
 
 from sampleforge.encoding import encodings, lines
+from sampleforge.env.family import Family
 from sampleforge.runtime.causes import causes
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import ACTION_MASK, EnvSpec
+from sampleforge.tools.check_env.past import Told
 from sampleforge.tools.check_env.played import Played, Speed
 
 Verdict = Literal["ok", "note", "warning", "error"]
@@ -29,9 +31,6 @@ BUSY = 0.8
 """Fraction of the time with a processor below which other programs have slowed a process down."""
 LARGE = 1e4
 """Size of an observation's or reward's value from which on it is remarked."""
-MANY = 20
-"""Number of steps that differed, or that are comparable, from which on their share says
-something."""
 
 
 @dataclass(frozen=True)
@@ -110,25 +109,20 @@ def encoded(spec: EnvSpec, played: Played) -> Iterator[Finding]:
             )
 
 
-def hidden_state(played: Played) -> Finding | None:
-    """Tell that a step depends on more than its observation and action; None if it does not, or if
-    too few steps repeat to know. What comes by chance is not explained by what was seen before, so
-    it is none of it."""
-    plain = played.plain
-    if plain.differed < MANY:
-        return None
-    known = [each for each in (played.by_begin, played.by_step) if each.compared >= MANY]
-    least = min((each.share for each in known), default=plain.share)
-    if least > plain.share / 2:
-        return None
-    return Finding(
-        "note",
-        "hidden state",
-        f"{plain.share:.2g} of the steps with the same observation and action had another reward "
-        f"or end, and {least:.2g} if what was seen before was the same, too",
-        "a recurrent core remembers it: --model.core gru",
-        values={"hidden_state": plain.share - least},
-    )
+def hidden_state(played: Played, family: Family | None) -> Finding | None:
+    """Tell that a step depends on more than its observation and action, as far as the steps show
+    it or the ``family`` of the environment says so; None if not."""
+    gru = "a recurrent core remembers it: --model.core gru"
+    stack = "; so does a stack of observations (gymnasium.wrappers.FrameStackObservation)"
+    told = played.past.told_of_results()
+    if told is None and (told := played.past.told_of_changes()) is not None:
+        gru += stack
+    if told is None:
+        if family is None or not family.needs_memory:
+            return None
+        told = Told(1.0, f"the environments of {family.name} are made for policies with memory")
+    values = {"hidden_state": told.part, "steps_back": float(told.steps_back)}
+    return Finding("note", "hidden state", told.text, gru, values=values)
 
 
 def bounds(played: Played) -> Finding:

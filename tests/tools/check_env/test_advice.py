@@ -16,7 +16,7 @@ from sampleforge.cli.train import parse_command
 from sampleforge.env.config import EnvConfig
 from sampleforge.presets.scores import read_scores
 from sampleforge.tools.check_env import measured
-from sampleforge.tools.check_env.advice import Advice, advise
+from sampleforge.tools.check_env.advice import USUAL_ROLLOUT, Advice, advise
 from sampleforge.tools.check_env.check import check_env
 from sampleforge.tools.check_env.measured import (
     FURTHER,
@@ -53,6 +53,8 @@ def commands(env: str, **values: Any) -> list[str]:
         ("FrozenLake-v1", {}, "appo --env FrozenLake-v1 --train-for-env-steps 200000"),
         (CODE, {}, f"appo --env {CODE} --train-for-env-steps 200000"),
         (CODE, {"hidden_state": 0.1}, "--model.core gru --model.core-size 64"),
+        (CODE, {"hidden_state": 0.1, "steps_back": 20.0}, "--train-for-env-steps 200000"),
+        (CODE, {"hidden_state": 0.1, "steps_back": 50.0}, "200000 --rollout 64"),
         (CODE, {"waiting": 0.97, "per_s": 33.0}, "--num-workers 16 --num-envs-per-worker 1"),
         (CODE, {"episodes": 0.0}, "--max-episode-steps 1000"),
         (BOX, {}, f"appo --env {BOX} --train-for-env-steps 200000"),
@@ -109,7 +111,9 @@ def test_which_training_is_the_quickest_depends_on_the_simulator(
 @pytest.mark.parametrize(
     "env", ["CartPole-v1", "Pendulum-v1", BOX, CODE, "tests.support.goal_envs:GoalCodeEnv"]
 )
-@pytest.mark.parametrize("values", [{}, {"waiting": 0.97, "hidden_state": 0.1}])
+@pytest.mark.parametrize(
+    "values", [{}, {"waiting": 0.97, "hidden_state": 0.1}, {"hidden_state": 0.1, "steps_back": 40}]
+)
 def test_every_command_can_be_pasted(env: str, values: dict[str, float]) -> None:
     config = EnvConfig(env=env, env_kwargs={}, max_episode_steps=30, clip_observations=True)
     spec = spec_of(config)
@@ -126,6 +130,13 @@ def test_every_command_can_be_pasted(env: str, values: dict[str, float]) -> None
         if "--num-workers" in flags:  # as many rows as without
             usual: Any = pairing(given).resolved(parse_command(algo, ["--env", env])[0], spec)
             assert _rows(resolved) == _rows(usual)
+
+
+def test_a_usual_rollout_is_that_of_the_defaults() -> None:
+    spec = spec_of(EnvConfig(env=CODE))
+    given, _ = parse_command("appo", ["--env", CODE, "--model.core", "gru"])
+    resolved: Any = pairing(given).resolved(given, spec)
+    assert resolved.rollout == USUAL_ROLLOUT
 
 
 def _rows(config: Any) -> int:

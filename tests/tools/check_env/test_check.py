@@ -13,6 +13,8 @@ import pytest
 
 from sampleforge.cli import main
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.family import Family
+from sampleforge.env.registry import families
 from sampleforge.spec import EnvSpec
 from sampleforge.tools.check_env import examination, verdicts
 from sampleforge.tools.check_env.check import check_env
@@ -224,11 +226,28 @@ def test_steps_that_take_uneven_times_are_told_apart_from_those_of_a_busy_machin
 
 @pytest.mark.long
 def test_only_what_was_seen_before_tells_a_hidden_state_from_chance(examined: Examine) -> None:
+    (found,) = examined("CartPoleNoVel-v1", 1.0)["hidden state"]
+    assert "something like a speed" in found.text and "--model.core gru" in found.remedy
     (found,) = examined("tests.support.envs:MemoryTMaze", 0.5)["hidden state"]
     assert found.verdict == "note" and "--model.core gru" in found.remedy
     assert 0.05 < (found.values["hidden_state"] or 0.0) < 0.2, "a half of each sixth step"
-    for env in ("FrozenLake-v1", "CliffWalking-v1", "tests.support.envs:PushEnv"):
+    shown = "CartPole-v1", "Pendulum-v1", "Hopper-v5"
+    for env in ("FrozenLake-v1", "CliffWalking-v1", "tests.support.envs:PushEnv", *shown):
         assert "hidden state" not in examined(env, 0.5)
+
+
+def test_a_family_may_say_that_its_environments_need_memory() -> None:
+    popgym = find_family("popgym")
+    found = verdicts.hidden_state(Played(), popgym)
+    assert found is not None and found.values["hidden_state"] == 1.0
+    assert "popgym" in found.text and "--model.core gru" in found.remedy
+    assert verdicts.hidden_state(Played(), None) is None
+    assert verdicts.hidden_state(Played(), find_family("minigrid")) is None
+
+
+def find_family(name: str) -> Family:
+    (found,) = (family for family in families() if family.name == name)
+    return found
 
 
 def test_other_programs_that_slow_it_down_are_named() -> None:
