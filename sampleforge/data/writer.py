@@ -139,8 +139,9 @@ def check_folder(folder: Path, spec: EnvSpec, squashed: bool | None = None) -> N
                 "uses / as its separator; rename it in the environment"
             )
     data = folder / "data"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give the folder of a dataset, or a new one")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{there} is a file; give the folder of a dataset, or a new one")
     if not (data / fields.METADATA_FILE).exists():
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(

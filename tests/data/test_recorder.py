@@ -482,8 +482,9 @@ def test_a_folder_of_a_dataset_is_no_file_and_the_difference_of_another_environm
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="file is a file"):
-        check_folder(tmp_path / "file", SPEC)
+    for name in ("file", "file/data"):
+        with pytest.raises(ConfigError, match="file is a file"):
+            check_folder(tmp_path / name, SPEC)
     DatasetWriter(tmp_path / "set", DatasetFormat(SPEC)).release()
     with pytest.raises(ConfigError, match=r"here \(frame_skip, max_episode_steps\); give another"):
         check_folder(
