@@ -15,8 +15,8 @@ from sampleforge.topologies.recorder import check_recording
 
 
 def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
-    """Return warnings about the datasets of --input. Raise ConfigError for a dataset (--input,
-    --record) that cannot be used in this run. ``spec``: of the environment as it is probed."""
+    """Return warnings about the datasets of --input and --record. Raise ConfigError for one that
+    cannot be used in this run. ``spec``: of the environment as it is probed."""
     spec = with_action_units(spec, rescale=config.rescale_actions)
     datasets = open_datasets(config, spec) if isinstance(config, InputConfig) else []
     if not isinstance(config, StoredRunConfig):
@@ -42,6 +42,8 @@ def _parts_alone(config: AnyConfig, spec: EnvSpec) -> list[str]:
         return []
     if not roles_of_policies(config).frozen or getattr(config, "policy_mapping", None):
         return []
+    if getattr(config, "sequences", None) is not None:
+        return []  # they overlap from rollout to rollout, so that the same agent learns for good
     return [
         f"{typed('record', config.record)}: only what an agent does while it learns is recorded, "
         f"{TURN} rollouts at a time (--rollout): an episode that goes on beyond them is recorded "

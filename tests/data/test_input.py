@@ -257,7 +257,10 @@ def test_recordings_of_agents_that_learn_in_turn_are_warned_of(
     said = check_datasets(config, spec_of(config))
     assert ["8 rollouts at a time (--rollout)" in text for text in said] == [True] * warned
     alone = AppoConfig(env=STACKED, record=str(tmp_path / "data"))
-    assert check_datasets(alone, spec_of(alone)) == []
+    core = ModelConfig(core="gru")
+    sequences = ApexConfig(env=AGENTS, record=str(tmp_path / "data"), opponent_pool=2, model=core)
+    for each in (alone, sequences):  # of whose overlapping sequences one agent learns for good
+        assert check_datasets(each, spec_of(each)) == []
 
 
 @pytest.mark.long
