@@ -194,10 +194,15 @@ class Camera:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        if self._video is not None:
+        if self._video is None:
+            return
+        complete = False
+        try:
             if kind is None and self._frame is not None:
                 self._video.hold(self._frame, HOLD_S)
-            self._video.close(complete=kind is None)
+            complete = kind is None
+        finally:
+            self._video.close(complete=complete)
 
     def row(self, config: EnvConfig, seed: int, policy: str | None) -> EnvVector:
         """Return one row of ``config.env`` that is filmed; with several agents that of the first.

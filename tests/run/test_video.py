@@ -265,3 +265,20 @@ def test_a_disk_that_is_full_within_a_video_is_named_and_not_the_pipe_to_ffmpeg(
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         del told
         gc.collect()  # imageio-ffmpeg leaves its pipe to a process that has ended open
+
+
+@pytest.mark.multiprocess
+def test_a_disk_that_becomes_full_while_the_last_frame_is_held_leaves_no_part_of_a_video(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "film.gif"
+    frame = np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8)
+    with (
+        full_disk(4096),
+        pytest.raises(CannotFilm, match="is the disk full"),
+        Camera(out, 1) as filming,
+    ):
+        filming._video, filming._frame = VideoFile(out, 25.0), frame
+    assert list(tmp_path.iterdir()) == []
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # as above
