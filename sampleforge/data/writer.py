@@ -5,8 +5,8 @@
     DIR/data/part-000000.hdf5     closed segments
     DIR/data/.part-000001.hdf5.tmp    the segment that is being closed
 
-The open segment is in memory. To close it, it is written under a temporary name, synced and
-renamed; then copies of the index and of the metadata with its episodes replace the old ones. So the
+The open segment is in memory. To close it, it is written under a temporary name, and so is a copy
+of the index with its episodes; both are synced and renamed, and new metadata follow. So the
 dataset can be opened at any time, also after the process was killed, and holds the episodes of all
 closed segments. Arrays are stored as they are: no JPEG, for which Minari's default would take
 images.
@@ -290,18 +290,20 @@ class DatasetWriter:
         _write_out(file, self._temporary)
         part = self._data / f"part-{self._next_part:06d}.hdf5"
         size = self._temporary.stat().st_size
+        # Before the segment has its name: on a full disk the dataset gets both, or neither.
+        index = self._index_with(part, [name for name, _ in self._in_segment])
         _sync_and_rename(self._temporary, part)
         self._next_part += 1
-        self._link(part, [name for name, _ in self._in_segment])
+        _sync_and_rename(index, self._data / fields.MAIN_FILE)
         steps = sum(each for _, each in self._in_segment)
         self._total_episodes += len(self._in_segment)
         self._total_steps += steps
-        self._write_metadata()
         self.episodes += len(self._in_segment)
         self.steps += steps
         self.nbytes += size
         self.size += size
         self._in_segment.clear()
+        self._write_metadata()
 
     def release(self) -> None:
         """Let other writers open the folder. Nothing more can be written."""
@@ -349,7 +351,8 @@ class DatasetWriter:
         ):
             missing = [name for name in segment if index.get(name, getlink=True) is None]
         if missing:
-            self._link(part, missing)
+            copy = self._index_with(part, missing)
+            _sync_and_rename(copy, self._data / fields.MAIN_FILE)
 
     @property
     def _temporary(self) -> Path:
@@ -359,17 +362,18 @@ class DatasetWriter:
         self._file = _in_memory(self._temporary, "w")
         self._segment_nbytes, self._began = 0, monotonic()
 
-    def _link(self, part: Path, names: list[str]) -> None:
-        """Add links to episodes of a segment to the index. It is opened under another name: HDF5
-        would lock it against those who read it, and wait for none of them."""
+    def _index_with(self, part: Path, names: list[str]) -> Path:
+        """Write a copy of the index with links to episodes of a segment, under a temporary name,
+        which is returned. HDF5 would lock the index itself against those who read it, and wait for
+        none of them."""
         h5py = _h5py()
-        index, copy = self._data / fields.MAIN_FILE, self._data / f".{fields.MAIN_FILE}.tmp"
-        shutil.copyfile(index, copy)
+        copy = self._data / f".{fields.MAIN_FILE}.tmp"
+        shutil.copyfile(self._data / fields.MAIN_FILE, copy)
         file = _in_memory(copy, "r+")
         for name in names:
             file[name] = h5py.ExternalLink(part.name, f"/{name}")
         _write_out(file, copy)
-        _sync_and_rename(copy, index)
+        return copy
 
     def _write_metadata(self) -> None:
         from minari import __version__ as minari_version

@@ -132,7 +132,7 @@ class RecorderWorker(EventDriven):
         """Do one thing with the dataset, such as write an episode. If it fails, recording ends with
         a warning, and what would be lost if this worker was killed is lost."""
         writer = self._writer
-        before = 0 if writer is None else writer.in_segment
+        before = 0 if writer is None else writer.episodes + writer.in_segment
         try:
             act(*args)
         except OSError as error:
@@ -140,7 +140,8 @@ class RecorderWorker(EventDriven):
                 "Recording has ended, training goes on: the dataset cannot be written: %s", error
             )
             # An episode that was given is in none of these unless it was written.
-            unwritten = bool(args) and writer is not None and writer.in_segment == before
+            after = 0 if writer is None else writer.episodes + writer.in_segment
+            unwritten = bool(args) and writer is not None and after == before
             self._queue.lose(self._held() + unwritten)
             self._queue.end()
             self._queue.hold(0)

@@ -257,6 +257,31 @@ def test_a_disk_that_becomes_full_within_a_segment_ends_the_recording(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("what", ["copyfile", "write_atomically"])
+def test_what_a_disk_that_is_full_for_the_index_or_the_metadata_keeps_is_not_counted_as_lost(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next writer finds as many episodes as the recorder has counted."""
+    place: Any = shutil if what == "copyfile" else writer
+    write, calls = getattr(place, what), 0
+
+    def full(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 4:
+            raise OSError(28, "No space left on device")
+        write(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, what, full)
+        graph, spec = record(config(tmp_path, serial=True), 400)
+    assert graph.recording is not None and graph.recording.queue.dropped.lost_episodes > 0
+    DatasetWriter(tmp_path, DatasetFormat(spec)).release()
+    kept = open_dataset(tmp_path).num_episodes
+    assert kept == graph.counters.total("recorded_episodes") > 0
+
+
+@pytest.mark.long
 def test_the_time_at_which_an_episode_began_is_recorded(tmp_path: Path) -> None:
     """In env steps of the run, to within a rollout: of four rows that take six steps in each. Also
     of an episode in several parts."""
