@@ -65,8 +65,7 @@ class RecorderWorker(EventDriven):
         writer = self._writer
         if writer is not None and writer.age > SEGMENT_S:
             self._try(writer.close_segment)
-        if self._writer is not None and moved:
-            self._queue.hold(self._held())
+        self._hold()
         self._publish()
         return moved
 
@@ -110,6 +109,7 @@ class RecorderWorker(EventDriven):
         """Write what was sent so far."""
         while any([self._take(actor) for actor in self._queue.ready_actors()]):
             self._beat()
+            self._hold()
         self._end()
 
     def _end(self) -> None:
@@ -150,6 +150,10 @@ class RecorderWorker(EventDriven):
                 self._writer.abandon()
                 self._writer.release()
             self._writer = None
+
+    def _hold(self) -> None:
+        if self._writer is not None:
+            self._queue.hold(self._held())
 
     def _held(self) -> int:
         """Return the number of episodes that are not in a closed segment."""

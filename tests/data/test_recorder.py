@@ -136,6 +136,35 @@ def test_the_dataset_says_how_many_episodes_a_killed_recorder_had(tmp_path: Path
     assert str(lost).endswith("when the recording was broken off, once")
 
 
+def test_what_would_be_lost_is_known_when_an_old_segment_was_closed_and_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = wired(config(tmp_path, serial=True, record_segment_mb=128))
+    assert graph.recording is not None
+    writing: Any = graph.recording.node.worker
+    held = graph.recording.queue.state["held"]
+    workers = started(graph)
+    for _ in range(60):
+        for worker in workers:
+            worker.step()
+    assert held[0] == writing._held() > writing._assembler.unfinished
+    monkeypatch.setattr(recorder, "SEGMENT_S", 0.0)
+    while writing.step():
+        pass
+    assert held[0] == writing._assembler.unfinished
+    monkeypatch.undo()
+    before = held[0]
+    while not graph.recording.queue.ready_actors():
+        for worker in workers:
+            if worker is not writing:
+                worker.step()
+    monkeypatch.setattr(writing, "_end", lambda: None)
+    writing.handle("finish", None)
+    assert held[0] == writing._held() != before
+    monkeypatch.undo()
+    writing.close()
+
+
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_run_says_what_its_recorder_had_no_time_to_write(in_time: bool, tmp_path: Path) -> None:
     """As after an interrupt, which gives it seconds: the workers are ended without an answer."""
