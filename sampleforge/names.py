@@ -78,7 +78,7 @@ OTHER_SETTINGS: dict[str, tuple[str, ...]] = {
         "epsilon_first": "start_e exploration_initial_eps",
         "epsilon_last": "end_e exploration_final_eps",
         "epsilon_env_steps": "exploration_fraction",
-        "updates_per_env_step samples_per_insert": "gradient_steps utd",
+        "updates_per_env_step": "gradient_steps utd",
         "target_rate": "tau",
         "target_update_interval": "target_network_frequency",
         "actor_interval": "policy_delay policy_frequency",
@@ -155,7 +155,12 @@ ELSEWHERE = {
     "rnn_num_layers": "a core has one layer, of model.core_size units",
     **dict.fromkeys(
         ("num_minibatches", "n_minibatches", "nminibatches"),
-        "minibatch_size is batch_size / num_minibatches: the env steps of a gradient step",
+        "minibatch_size of APPO, DD-PPO and PQN is batch_size / num_minibatches: the env steps of "
+        "a gradient step",
+    ),
+    **dict.fromkeys(
+        ("gradient_steps", "utd"),
+        "samples_per_insert of Ape-X counts transitions: batch_size times the updates per env step",
     ),
     **dict.fromkeys(
         ("train_freq", "train_frequency"),

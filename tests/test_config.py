@@ -112,7 +112,12 @@ def test_names_of_other_libraries_lead_to_settings_that_there_are() -> None:
         (sf.AppoConfig, "ent_coef", ". Did you mean exploration_coeff?"),
         (sf.SacConfig, "ent_coef", ". Did you mean initial_temperature?"),
         (sf.SacConfig, "gradient_steps", ". Did you mean updates_per_env_step?"),
-        (sf.ApexConfig, "gradient_steps", ". Did you mean samples_per_insert?"),
+        (
+            sf.ApexConfig,
+            "gradient_steps",
+            ": samples_per_insert of Ape-X counts transitions: batch_size times the updates per "
+            "env step",
+        ),
         (sf.ApexConfig, "alpha", ". Did you mean priority_alpha?"),
         (sf.SacConfig, "net_arch", ". Did you mean model.hidden_sizes?"),
         (sf.ModelConfig, "net_arch", ". Did you mean hidden_sizes?"),
@@ -129,7 +134,8 @@ def test_names_of_other_libraries_lead_to_settings_that_there_are() -> None:
         (
             sf.AppoConfig,
             "num_minibatches",
-            ": minibatch_size is batch_size / num_minibatches: the env steps of a gradient step",
+            ": minibatch_size of APPO, DD-PPO and PQN is batch_size / num_minibatches: the env "
+            "steps of a gradient step",
         ),
         (
             sf.SacConfig,
