@@ -20,6 +20,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.env_code import env_code
 from sampleforge.env.interface import tell_of_row
 from sampleforge.env.vector import Array
+from sampleforge.runtime.causes import in_words
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 """The keys of the observation, and the names of its leaves."""
@@ -118,8 +119,8 @@ class GoalRule:
         except Exception as error:
             raise ConfigError(
                 f"--her: compute_reward(achieved_goal, desired_goal, info) of {env_id} failed with "
-                f"an empty info: {error!r}; infos of past steps are not kept, so that it must do "
-                "without, or leave out --her"
+                f"an empty info: {in_words(error)}; infos of past steps are not kept, so that it "
+                "must do without, or leave out --her"
             ) from error
         if not np.isclose(found, reward, rtol=1e-4, atol=1e-6):
             raise ConfigError(

@@ -17,6 +17,7 @@ from torch import nn
 from sampleforge.config import ConfigError, typed
 from sampleforge.models.config import ModelConfig
 from sampleforge.names import nearest
+from sampleforge.runtime.causes import in_words
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
 _BUILT_IN = {
@@ -88,8 +89,8 @@ def make_encoder(
             raise
         shapes = {leaf: f"{spec.shape} {spec.dtype}" for leaf, spec in leaves.items()}
         raise ConfigError(
-            f"--model.encoder {name}: its constructor fails for observations {shapes}: {error!r}; "
-            "correct the encoder"
+            f"--model.encoder {name}: its constructor fails for observations {shapes}: "
+            f"{in_words(error)}; correct the encoder"
         ) from error
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")
@@ -118,8 +119,8 @@ def _try_out(
     except Exception as error:
         shapes = {leaf: f"{tuple(x.shape)} {x.dtype}" for leaf, x in obs.items()}
         raise ConfigError(
-            f"--model.encoder {name}: forward fails for observations {shapes}: {error!r}; correct "
-            "the encoder"
+            f"--model.encoder {name}: forward fails for observations {shapes}: {in_words(error)}; "
+            "correct the encoder"
         ) from error
     encoder.train(training)
     check_savable(f"--model.encoder {name}", encoder)

@@ -12,6 +12,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoder_registry import TRIED_ROWS, check_savable, import_module_class
 from sampleforge.models.encoders import orthogonal_
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout
+from sampleforge.runtime.causes import in_words
 
 
 class PolicyHead(nn.Module):
@@ -82,7 +83,7 @@ def make_head(config: ModelConfig, features: int, layout: ActionLayout) -> Polic
     except Exception as error:
         raise ConfigError(
             f"--model.head {config.head}: it fails for {TRIED_ROWS} rows of {features} features: "
-            f"{error!r}; correct the class"
+            f"{in_words(error)}; correct the class"
         ) from error
     check_savable(f"--model.head {config.head}", head)
     return head

@@ -23,6 +23,7 @@ from sampleforge.env.parallel import ParallelRows, as_parallel, is_multi_agent
 from sampleforge.env.place import row_seeds
 from sampleforge.env.registry import apply_flags, for_evaluation, make_single
 from sampleforge.env.vector import EnvVector
+from sampleforge.runtime.causes import in_words
 
 Frame = npt.NDArray[np.uint8]
 """[height, width, 3], RGB."""
@@ -239,8 +240,8 @@ class Camera:
             if isinstance(error, TypeError) and "render_mode" in str(error):
                 remedy = "; give the factory a parameter render_mode, for the environment it makes"
             raise CannotFilm(
-                f"{config.env} cannot be made for a video (render_mode rgb_array): {error!r}"
-                f"{remedy}"
+                f"{config.env} cannot be made for a video (render_mode rgb_array): "
+                f"{in_words(error)}{remedy}"
             ) from error
         if is_multi_agent(env):
             env = as_parallel(env, config.env, 0)
@@ -342,7 +343,7 @@ def drawn(env: Any, env_id: str) -> Any:
     try:
         return env.render()
     except Exception as error:
-        raise CannotFilm(f"{env_id} cannot be rendered: {error!r}") from error
+        raise CannotFilm(f"{env_id} cannot be rendered: {in_words(error)}") from error
 
 
 def captioned(frame: Frame, lines: list[str]) -> Frame:

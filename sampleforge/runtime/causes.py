@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 
 HEAD = "Traceback (most recent call last):"
 ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
@@ -28,6 +29,11 @@ def causes(text: str) -> str:
         if error and not (found and found[-1].startswith(error)):
             found.append(error)
     return ", caused by ".join(found)
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error that was raised in one line, as `causes` has it."""
+    return causes("".join(traceback.format_exception(error)))
 
 
 def _error_of(text: str) -> str:

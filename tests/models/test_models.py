@@ -465,6 +465,13 @@ class TooWide(OwnEncoder):
         self.out_features = 2
 
 
+class Square(nn.Module):
+    def __init__(self, leaves: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__()
+        if len(leaves["obs"].shape) != 2:
+            raise AssertionError
+
+
 class Elsewhere(OwnEncoder):
     """Is made for another environment."""
 
@@ -529,8 +536,9 @@ def test_auto_is_resolved_by_the_observations() -> None:
         ),
         (
             f"{__name__}:Elsewhere",
-            r"constructor fails for observations .*'obs': .*KeyError\('pos'\)",
+            r"constructor fails for observations .*'obs': .*KeyError: 'pos'; correct",
         ),
+        (f"{__name__}:Square", r"AssertionError at raise AssertionError \(test_models.py, line"),
         (f"{__name__}:Flat", "forward fails for observations .*shapes cannot be multiplied"),
         (f"{__name__}:Masked", r"the buffer mask holds .* not finite, .*persistent=False"),
         ("nature_cnn", "no observation leaf is encoded as pixels"),
