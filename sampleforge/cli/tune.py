@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
+from sampleforge.cli.outputs import check_file
 from sampleforge.cli.train import config_class
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.kinds import STUDY
@@ -50,9 +51,7 @@ def run(args: Sequence[str]) -> int:
 def _out(flags: TuneFlags) -> Path:
     """Return the file to write. Raises ConfigError for one that exists, unless a search that goes
     on has written it, and for one that cannot be written."""
-    out = Path(flags.out or f"{flags.file_stem}-tuned.yaml")
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out} is in no folder that exists; give another --out")
+    out = check_file("--out", flags.out or f"{flags.file_stem}-tuned.yaml")
     if not out.exists():
         return out
     by = folder_of_search(flags, out) if flags.goal == "return" else None

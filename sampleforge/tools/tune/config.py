@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.config import Checked, ConfigError, UserError, check_range, typed
 from sampleforge.presets import preset_values
 from sampleforge.runtime.files import write_atomically
 
@@ -44,7 +44,8 @@ class TuneConfig(Checked):
     """For return: length of the search (default: 30)."""
     seconds_per_trial: float | None = None
     """Seconds of each measurement, not counting start and warm-up (default: 5); for return, of each
-    training (default: a twentieth of the search, at least 15)."""
+    training (default: those of the search in --folder, else a twentieth of the search, at least
+    15)."""
     jobs: int | None = None
     """For return: trainings at a time, which share the cores (default: 1)."""
     folder: str | None = None
@@ -120,12 +121,18 @@ def write_tuned(
     folder: Path | None = None,
 ) -> None:
     """Write the flags that were found as a YAML file for --config, after the comment ``head``, and
-    print the command that trains with it. ``folder``: of the search, if it can go on."""
+    print the command that trains with it. ``folder``: of the search, if it can go on. Raises
+    UserError, with the flags, if the file cannot be written."""
     if folder is not None:
         seen = os.path.relpath(folder.resolve(), out.resolve().parent)
         head += f"{FOLDER}{json.dumps(seen)}\n"
     text = yaml.safe_dump({"algo": asked.algo, "env": asked.env, **values}, sort_keys=False)
-    write_atomically(out, (head + text).encode())
+    try:
+        write_atomically(out, (head + text).encode())
+    except OSError as error:
+        raise UserError(
+            f"--out {out} cannot be written: {error.strerror or error}; what was found is:\n{text}"
+        ) from error
     words = ["sampleforge", "train", asked.algo]
     words += ["--preset", asked.preset] if asked.preset else []
     console.print(f"Written to {out}. To train with it:", soft_wrap=True, markup=False)

@@ -3,7 +3,9 @@ can be used."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -103,7 +105,36 @@ def test_a_file_that_the_search_has_not_written_is_not_replaced(
         assert expected in error
         assert out.read_text() == text
     assert main([*COMMAND[:-1], "nowhere/tuned.yaml"]) == 2
-    assert "is in no folder that exists" in capsys.readouterr().err
+    assert "--out nowhere/tuned.yaml: there is no folder nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("goal", ["speed", "return"])
+def test_a_file_that_may_not_be_written_is_refused_before_the_search(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    goal: str,
+) -> None:
+    """Not after it, when the minutes are spent."""
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    words = ["tune", "CartPole-v1", "appo", "--for", goal, "--out", str(tmp_path / "tuned.yaml")]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"--out {tmp_path / 'tuned.yaml'}: you may not write there; give another" in error
+
+
+@pytest.mark.long
+def test_what_was_found_is_told_if_the_disk_is_full_at_the_end(
+    at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("sampleforge.tools.tune.config.write_atomically", full)
+    assert main([*COMMAND, "--minutes", "5", "--folder", "found"]) == 1
+    error = capsys.readouterr().err
+    assert "--out tuned.yaml cannot be written: No space left on device" in error
+    assert "learning_rate: " in error and "env: CartPole-v1" in error
 
 
 @pytest.mark.parametrize("stop", ["", "stop: [return_mean>=100]\n"])
