@@ -65,7 +65,8 @@ def open_study(folder: Path, **new: Any) -> optuna.Study:
 
     check_places(folder, (STUDY,))
     url = URL.create("sqlite", database=str((folder / STUDY).absolute()))
-    broken = (SQLAlchemyError, library.exceptions.OptunaError, KeyError, RuntimeError)
+    # ValueError: there is no study in it, as after a kill when it was made
+    broken = (SQLAlchemyError, library.exceptions.OptunaError, KeyError, RuntimeError, ValueError)
     try:
         storage = library.storages.RDBStorage(url.render_as_string())
         study: optuna.Study = (

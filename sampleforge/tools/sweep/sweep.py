@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -409,6 +410,17 @@ class ReportTail:
         for line in data[:whole].splitlines():
             if (report := parse_report(line)) is not None:  # a damaged line is no report
                 yield report
+
+
+def specification(folder: Path) -> Mapping[str, Any] | None:
+    """Return what a sweep that goes on with the one in ``folder`` must have in common with it; None
+    if there is none that can be read."""
+    if not (folder / STUDY).is_file():
+        return None
+    with suppress(ConfigError):  # raised again, with the reason, when it is opened to go on
+        stored = open_study(folder).user_attrs.get(_SPECIFICATION)
+        return stored if isinstance(stored, Mapping) else None
+    return None
 
 
 def _plain(spec: SweepSpec) -> dict[str, Any]:

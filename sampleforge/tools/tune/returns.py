@@ -25,7 +25,7 @@ from sampleforge.tools.jobs.jobs import JobsConfig, JobsScreen, LaunchFailed
 from sampleforge.tools.jobs.loop import launched_in, run_jobs
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
 from sampleforge.tools.sweep.study import SHOWN, news, shown, table
-from sampleforge.tools.sweep.sweep import Sweep
+from sampleforge.tools.sweep.sweep import Sweep, specification
 from sampleforge.tools.tune.config import TuneConfig, write_tuned
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
@@ -159,7 +159,7 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
     """Search, print the trials, write ``out``, and print the command that trains with it; return
     the exit code. After Ctrl-C the best trial so far counts. Raises ConfigError."""
     minutes = asked.minutes or MINUTES
-    seconds = trial_seconds(asked, minutes)
+    seconds = trial_seconds(asked, minutes, seconds_before(asked))
     shared = settings_of_trials(asked, seconds)
     ranges, defaults = _space(asked, shared)
     with asked.sweep_folder() as folder, tempfile.TemporaryDirectory() as scratch:
@@ -189,15 +189,45 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
             return code or failed
 
 
-def trial_seconds(asked: TuneConfig, minutes: float) -> float:
-    """Return the seconds of training of a trial. Raises ConfigError if the budget has no room for
-    two of them."""
+def seconds_before(asked: TuneConfig) -> float | None:
+    """Return the seconds of a trial of the search in ``asked.folder``; None if there is none yet.
+    Raises ConfigError if it is another search than the one that is asked for."""
+    before = specification(Path(asked.folder)) if asked.folder else None
+    config = before.get("config") if before else None
+    if before is None or not isinstance(config, Mapping):
+        return None
+    seconds = config.get("train_for_seconds")
+    if not isinstance(seconds, float | int):  # the trials of another sweep, which is refused later
+        return None
+    now = asked.seconds_per_trial or seconds
+    found = _words(config.get("env"), before.get("algo"), before.get("preset"), seconds)
+    if found != (wanted := _words(asked.env, asked.algo, asked.preset, now)):
+        raise ConfigError(
+            f"the search in {asked.folder} is of {found}, not of {wanted}; ask for the same to go "
+            "on with it, or give another --folder"
+        )
+    return seconds
+
+
+def _words(env: Any, algo: Any, preset: Any, seconds: float) -> str:
+    """Return what tells searches apart, as it is typed."""
+    words = [str(env), str(algo), *([typed("preset", preset)] if preset else [])]
+    return " ".join([*words, f"--seconds-per-trial {seconds:g}"])
+
+
+def trial_seconds(asked: TuneConfig, minutes: float, before: float | None = None) -> float:
+    """Return the seconds of training of a trial; ``before``: of those that the search has already.
+    Raises ConfigError if the budget has no room for two of them."""
     jobs = asked.jobs or 1
-    seconds = asked.seconds_per_trial or max(SHORTEST_S, round(60.0 * minutes * jobs / PARTS))
+    default = before or max(SHORTEST_S, round(60.0 * minutes * jobs / PARTS))
+    seconds = asked.seconds_per_trial or default
     if 2 * seconds > 60.0 * minutes * jobs:
+        shorter = "or give shorter trials with --seconds-per-trial"
+        if before:
+            shorter = f"or give another --folder than {asked.folder}, whose trials have that length"
         raise ConfigError(
             f"--minutes {minutes:g}: there is no time for two trials of {seconds:g} s, of which "
-            "the first has the defaults; raise it, or give shorter trials with --seconds-per-trial"
+            f"the first has the defaults; raise it, {shorter}"
         )
     return seconds
 

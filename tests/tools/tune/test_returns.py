@@ -75,6 +75,29 @@ def test_the_best_settings_are_written_beside_the_result_of_the_defaults(
     assert "the defaults (trial 0000): 100" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_a_search_goes_on_in_another_budget_with_trials_of_the_same_length(
+    at_once: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What makes it another search is refused with the words that are typed."""
+    command = [*COMMAND, "--folder", "found"]
+    assert main([*command, "--minutes", "6"]) == 0
+    assert "trials of 18 s" in capsys.readouterr().out
+    for other in ("--minutes 8", "--minutes 8 --jobs 2", "--minutes 8 --seconds-per-trial 18"):
+        assert main([*command, *other.split()]) == 0, other
+        assert "trials of 18 s" in capsys.readouterr().out, other
+    assert main([*command, "--minutes", "8", "--seconds-per-trial", "20"]) == 2
+    assert (
+        "the search in found is of CartPole-v1 appo --seconds-per-trial 18, not of CartPole-v1 "
+        "appo --seconds-per-trial 20; ask for the same to go on with it, or give another --folder"
+    ) in capsys.readouterr().err
+    (tmp_path / "tuned.yaml").unlink()
+    assert main(["tune", "CartPole-v1", "pqn", *command[3:]]) == 2
+    assert "18, not of CartPole-v1 pqn --seconds-per-trial 18;" in capsys.readouterr().err
+    assert main([*command, "--minutes", "0.5"]) == 2
+    assert "or give another --folder than found, whose trials" in capsys.readouterr().err
+
+
 def test_a_file_that_the_search_has_not_written_is_not_replaced(
     at_once: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
