@@ -328,7 +328,9 @@ def _report(
     best = summary["best"]
     if best is None:
         reason = sweep.error or "no trial has come to its end"
-        screen.say(f"nothing found: {reason}")
+        unended = any(trial.state in ("waiting", "running") for trial in trials)
+        again = f"; the same command with --folder {sweep.folder} goes on" if unended else ""
+        screen.say(f"nothing found: {reason}{again}")
         return 1
     first = next((trial for trial in trials if trial.number == 0), None)
     beside = ""
