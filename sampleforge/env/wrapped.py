@@ -19,7 +19,7 @@ from sampleforge.env.user_code import import_function
 
 
 def make(
-    id: str,
+    id: str = "",
     wrappers: Sequence[str | Mapping[str, Mapping[str, Any] | None]] = (),
     render_mode: str | None = None,
     _place: Place = SOMEWHERE,
@@ -31,8 +31,14 @@ def make(
     where the environment is stepped. ``env_kwargs``: those of the environment. ``_place``: that
     of the row, for a factory that asks for it.
 
-    Raises ConfigError for a wrapper that does not exist, or does not return an environment, and for
-    what names none."""
+    Raises ConfigError without an ``id``, for a wrapper that does not exist, or does not return an
+    environment, and for what names none."""
+    if not isinstance(id, str) or not id:
+        given = f"id={id!r} is no name of an environment" if id else "there is no id"
+        raise ConfigError(
+            f"--env {__name__}:make: {given}; name the environment within the wrappers, as in "
+            "--env-kwargs id=Pendulum-v1"
+        )
     env = make_single(EnvConfig(env=id, env_kwargs=env_kwargs), render_mode, _place)
     for each in wrappers if isinstance(wrappers, list | tuple) else [wrappers]:
         named = {each: None} if isinstance(each, str) else each

@@ -38,6 +38,14 @@ def test_a_wrapper_needs_neither_a_list_nor_arguments(wrappers: Any) -> None:
     assert type(make("CartPole-v1", wrappers)).__name__ == "FlattenObservation"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"), [({}, "there is no id"), ({"id": 5}, "id=5 is no name of an environment")]
+)
+def test_without_an_environment_it_is_said_how_one_is_named(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"{said}; name .* --env-kwargs id=Pendulum-v1"):
+        make(**given)
+
+
 def test_no_wrappers_are_none() -> None:
     assert make("CartPole-v1").unwrapped is not None
 
