@@ -56,8 +56,13 @@ class SnapshotFiles:
 
     def read(self, number: int) -> Checkpoint:
         """Return a snapshot, with the tensors of the model as in a checkpoint. Raises
-        FileNotFoundError if it is not there, CheckpointError if it is damaged."""
-        return decode(self._path(number).read_bytes())
+        FileNotFoundError if it is not there, CheckpointError, with the file, if it is damaged."""
+        path = self._path(number)
+        data = path.read_bytes()
+        try:
+            return decode(data)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
     @property
     def numbers(self) -> list[int]:
@@ -186,9 +191,14 @@ class SelfPlay(Callback):
 
 def load_snapshots(folder: RunFolder, model: Model) -> Iterator[tuple[int, Model]]:
     """Yield the env steps of each snapshot in a run folder, and a copy of ``model`` with its
-    weights, the oldest first."""
+    weights, the oldest first. Raises CheckpointError for one that is damaged."""
     files = SnapshotFiles(folder.snapshots)
     for number in files.numbers:
-        checkpoint, loaded = files.read(number), copy.deepcopy(model)
+        try:
+            checkpoint, loaded = files.read(number), copy.deepcopy(model)
+        except FileNotFoundError:  # the run trains, and has just taken it out of its pool
+            continue
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; remove it to play without this snapshot") from error
         load_weights(loaded, model_tensors(checkpoint.tensors))
         yield int(checkpoint.state["env_steps"]), loaded

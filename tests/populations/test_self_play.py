@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from typing import Any
 
 import pytest
+import torch
 
 from sampleforge.api import train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
+from sampleforge.populations.self_play import SnapshotFiles, load_snapshots
+from sampleforge.run.folder.checkpoint import CheckpointError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust, trusted_config
 from sampleforge.tools.tournament.tournament import load_players
@@ -126,6 +131,22 @@ def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
 
 
 @pytest.mark.long
+def test_a_damaged_snapshot_is_named_and_one_that_training_removes_is_left_out(
+    tmp_path, monkeypatch
+):
+    folder = RunFolder(tmp_path)
+    files, model = SnapshotFiles(folder.snapshots), torch.nn.Linear(2, 1)
+    for number in (0, 1):
+        files.write(number, 1000 * number, model.state_dict())
+    monkeypatch.setattr(SnapshotFiles, "numbers", [0, 1, 2])
+    assert [env_steps for env_steps, _ in load_snapshots(folder, model)] == [0, 1000]
+    damaged = folder.snapshots / "1.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    message = f"{re.escape(str(damaged))}: it is truncated, .*; remove it to play without this"
+    with pytest.raises(CheckpointError, match=message):
+        list(load_snapshots(folder, model))
+
+
 def test_a_snapshot_has_the_weights_that_the_policy_had(tmp_path):
     folder = RunFolder(tmp_path / "run")
     run(folder.path, 4000)
@@ -174,3 +195,7 @@ def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capfd):
     assert "has one agent" in capfd.readouterr().err
     assert main(["tournament", str(one), str(tmp_path / "b"), "--quiet"]) == 2
     assert "policies can only play each other on one environment" in capfd.readouterr().err
+    shutil.rmtree(one / "snapshots")
+    assert main(["tournament", str(one), "--snapshots", "--quiet"]) == 2
+    said = capfd.readouterr().err
+    assert f"no file in {one / 'snapshots'}, where those of self-play are" in said

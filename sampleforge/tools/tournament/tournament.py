@@ -116,10 +116,7 @@ def play_tournament(
     with playing_directory(*configs):
         players = load_players(folders, configs, which, snapshots=snapshots)
         if len(players) < 2:
-            raise ConfigError(
-                f"{run_dirs[0]} has one policy, and a tournament needs two; give more runs, or "
-                "--snapshots for those of its self-play"
-            )
+            raise _too_few(folders[0], run_dirs[0], snapshots=snapshots)
         standings = Standings(configs[0].env, [player.name for player in players])
         alive()
         with ExitStack() as resources, told_of_rows(alive):
@@ -145,6 +142,17 @@ def play_tournament(
     for played in games.played:
         standings.add(played)
     return standings
+
+
+def _too_few(folder: RunFolder, given: Path, *, snapshots: bool) -> ConfigError:
+    """Return the error of a single policy, that of the run in ``folder``, ``given`` so by the user.
+    ``snapshots``: those of the run were to take part."""
+    others = ", or --snapshots for those of its self-play"
+    if snapshots:
+        others = f" (there is no file in {folder.snapshots}, where those of self-play are)"
+    return ConfigError(
+        f"{given} has one policy, and a tournament needs two; give more runs{others}"
+    )
 
 
 def _check_env(first: RunFolder, expected: AnyConfig, folder: RunFolder, config: AnyConfig) -> None:
