@@ -244,7 +244,8 @@ class DatasetWriter:
         self.steps = self.episodes = self.nbytes = 0
         self.dropped = fields.Dropped()
         self.goes_on = False
-        self._told = (self.dropped, self.goes_on)
+        self._told: tuple[fields.Dropped, bool] | None = (self.dropped, self.goes_on)
+        """What the metadata say of both; None if they lack a segment."""
         self._data.mkdir(parents=True, exist_ok=True)
         self._lock: int | None = lock_when_free(folder, LOCKS)
         try:
@@ -281,7 +282,8 @@ class DatasetWriter:
 
     def close_segment(self) -> None:
         """Close the open segment, if there is one: its episodes belong to the dataset from then on.
-        Raises OSError."""
+        Raises OSError; if only the metadata could not be written, they belong to it all the same,
+        and the next call writes the metadata."""
         if self._file is None:
             if (self.dropped, self.goes_on) != self._told:
                 self._write_metadata()
@@ -303,6 +305,7 @@ class DatasetWriter:
         self.nbytes += size
         self.size += size
         self._in_segment.clear()
+        self._told = None
         self._write_metadata()
 
     def release(self) -> None:

@@ -180,8 +180,8 @@ class PlayRecorder:
         if writer.in_segment:
             writer.dropped = lost.plus(Dropped(lost_episodes=writer.in_segment))
             writer.abandon()
-            with suppress(OSError):
-                writer.close_segment()  # without episodes: it writes what the metadata say is lost
+        with suppress(OSError):
+            writer.close_segment()  # without episodes: it writes what the metadata lack
         writer.release()
 
     def finish(self) -> None:

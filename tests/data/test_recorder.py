@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from sampleforge.data.writer import DatasetFormat, DatasetWriter, check_folder
 from sampleforge.run.recording import RecordingReports
 from sampleforge.run.session import Session
 from sampleforge.runtime import folder_lock
+from sampleforge.runtime.files import write_atomically
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.recorder import check_recording
@@ -429,6 +431,29 @@ def test_episodes_of_a_policy_that_a_full_disk_does_not_take_are_counted_as_lost
     assert dataset.num_episodes == 5
     assert dataset.dropped == Dropped(lost_episodes=5, breaks=1)
     assert not list((data / "data").glob(".*.tmp")), "what is left would keep the disk full"
+
+
+@pytest.mark.long
+def test_episodes_of_a_policy_are_not_lost_if_only_the_metadata_cannot_be_written(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their segment is linked, so that they can be read as soon as the metadata are written."""
+    run, data = str(tmp_path / "run"), tmp_path / "data"
+    small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "200", "--seed", "1"]
+    small += ["--rollout", "16", "--batch-size", "64", "--serial", "--quiet"]
+    assert main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, *small]) == 0
+    left = iter([None])
+
+    def full(path: Path, text: bytes) -> None:
+        if (data / "data" / "part-000000.hdf5").exists() and next(left, True) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_atomically(path, text)
+
+    monkeypatch.setattr(writer, "write_atomically", full)
+    assert main(["record", run, "--episodes", "5", "--out", str(data), "--quiet"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    dataset = open_dataset(data)
+    assert dataset.num_episodes == 5 and dataset.dropped.lost_episodes == 0
 
 
 READER = """
