@@ -52,7 +52,7 @@ def commands(env: str, **values: Any) -> list[str]:
         ("CartPole-v1", {}, "--preset cartpole"),
         ("FrozenLake-v1", {}, "appo --env FrozenLake-v1 --train-for-env-steps 200000"),
         (CODE, {}, f"appo --env {CODE} --train-for-env-steps 200000"),
-        (CODE, {"hidden_state": 0.1}, "--model.core gru --model.core-size 64"),
+        (CODE, {"hidden_state": 0.1}, "--model.core gru --train-for-env-steps 200000"),
         (CODE, {"hidden_state": 0.1, "steps_back": 20.0}, "--train-for-env-steps 200000"),
         (CODE, {"hidden_state": 0.1, "steps_back": 50.0}, "200000 --rollout 64"),
         (CODE, {"waiting": 0.97, "per_s": 33.0}, "--num-workers 16 --num-envs-per-worker 1"),
