@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +97,18 @@ class Sweep:
             self._succeeded += state in ("COMPLETE", "PRUNED")
             if state == "RUNNING":
                 self._take_over(frozen)
+
+    @staticmethod
+    def specification(folder: Path) -> Mapping[str, Any] | None:
+        """Return what a sweep that goes on with the one in ``folder`` must have in common with it;
+        None if there is none that can be read."""
+        if not (folder / STUDY).is_file():
+            return None
+        try:
+            stored = open_study(folder).user_attrs.get(_SPECIFICATION)
+        except ConfigError:  # raised again, with the reason, when it is opened to go on
+            return None
+        return stored if isinstance(stored, Mapping) else None
 
     def _keep_spec(self, study: optuna.Study) -> None:
         """Store the specification, or compare it with that of the sweep which is resumed. It is
@@ -410,17 +421,6 @@ class ReportTail:
         for line in data[:whole].splitlines():
             if (report := parse_report(line)) is not None:  # a damaged line is no report
                 yield report
-
-
-def specification(folder: Path) -> Mapping[str, Any] | None:
-    """Return what a sweep that goes on with the one in ``folder`` must have in common with it; None
-    if there is none that can be read."""
-    if not (folder / STUDY).is_file():
-        return None
-    with suppress(ConfigError):  # raised again, with the reason, when it is opened to go on
-        stored = open_study(folder).user_attrs.get(_SPECIFICATION)
-        return stored if isinstance(stored, Mapping) else None
-    return None
 
 
 def _plain(spec: SweepSpec) -> dict[str, Any]:

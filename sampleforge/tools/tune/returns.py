@@ -25,7 +25,7 @@ from sampleforge.tools.jobs.jobs import JobsConfig, JobsScreen, LaunchFailed
 from sampleforge.tools.jobs.loop import launched_in, run_jobs
 from sampleforge.tools.sweep.spec import SweepSpec, read_spec
 from sampleforge.tools.sweep.study import SHOWN, news, shown, table
-from sampleforge.tools.sweep.sweep import Sweep, specification
+from sampleforge.tools.sweep.sweep import Sweep
 from sampleforge.tools.tune.config import TuneConfig, write_tuned
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.config_classes import config_class
@@ -192,7 +192,7 @@ def tune_returns(asked: TuneConfig, out: Path) -> int:
 def seconds_before(asked: TuneConfig) -> float | None:
     """Return the seconds of a trial of the search in ``asked.folder``; None if there is none yet.
     Raises ConfigError if it is another search than the one that is asked for."""
-    before = specification(Path(asked.folder)) if asked.folder else None
+    before = Sweep.specification(Path(asked.folder)) if asked.folder else None
     config = before.get("config") if before else None
     if before is None or not isinstance(config, Mapping):
         return None

@@ -229,6 +229,7 @@ def test_the_result_has_a_number_that_yaml_reads_as_a_text(tmp_path: Path) -> No
     assert json.loads((tmp_path / "sweep" / "results.json").read_text()) == summary
 
 
+@pytest.mark.long
 def test_hyperband_stops_trials_early_and_never_the_best(tmp_path: Path) -> None:
     """Return grows with gamma at every point, so a trial with the highest gamma of all so far is
     better than those before, and is not pruned."""
